@@ -222,7 +222,7 @@ stage_plain() {
 		test "emulated/$script.sh" 240 env BUILD="$BUILD" tests/device/$script.sh
 	done
 	emulated emulated/device_nodes "$BUILD" TERN_TEST_NODES=ab TERN_TRANSPORT=shm TERN_TEST_WITHOUT=stalled TERN_TEST_DIVISOR=8 TERN_TEST_SEED=1001 TERN_TEST_CASES=3 "$BUILD/tests/device/test_device"
-	emulated emulated/device_direct "$BUILD" TERN_TEST_NODES=aabc TERN_TRANSPORT=copying TERN_TEST_WITHOUT=_ TERN_TEST_SEED=1401 TERN_TEST_CASES=4 "$BUILD/tests/device/test_device"
+	emulated emulated/device_direct "$BUILD" TERN_PROXY_AWAKE=1 TERN_TEST_NODES=aabc TERN_TRANSPORT=copying TERN_TEST_WITHOUT=_ TERN_TEST_SEED=1401 TERN_TEST_CASES=4 "$BUILD/tests/device/test_device"
 	emulated emulated/direct "$BUILD" "$BUILD/tests/device/test_direct"
 	emulated emulated/writes "$BUILD" "$BUILD/tests/device/test_writes"
 	emulated emulated/hostile_direct "$BUILD" TERN_TEST_NODES=ab TERN_TRANSPORT=copying TERN_TEST_SEED=1500 TERN_TEST_CASES=4 "$BUILD/tests/device/test_hostile"
