@@ -117,5 +117,6 @@ int main(void)
 	bad |= is_bad("high_throughput", TERN_HIGH_THROUGHPUT, 1);
 	bad |= is_bad("low_latency_replicas", TERN_LOW_LATENCY, 2);
 	bad |= is_bad("high_throughput_replicas", TERN_HIGH_THROUGHPUT, 2);
+	bad |= is_bad("low_latency_replicas_on_all_nodes", TERN_LOW_LATENCY, 4);
 	return bad;
 }
