@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/environment.h"
 #include "base/error.h"
 #include "base/wait.h"
 
@@ -168,7 +169,10 @@ int device_internode_open(tern_moe *moe, const struct device_ops *ops,
 	struct device_internode **out)
 {
 	struct device_internode *internode = calloc(1, sizeof(*internode));
-	int rc = internode ? 0 : fail(TERN_ERR_NOMEM, "no memory for ranks on other nodes");
+	int hops = 0,
+	    rc = internode ? 0 : fail(TERN_ERR_NOMEM, "no memory for ranks on other nodes");
+
+	rc = rc ? rc : environment_number("TERN_FORCE_HOPS", 1, 2, &hops);
 
 	*out = internode;
 	rc = group_agree_status(moe->group, rc, "tern_moe_create");
@@ -176,7 +180,7 @@ int device_internode_open(tern_moe *moe, const struct device_ops *ops,
 		return rc;
 	*internode = (struct device_internode){.ops = ops,
 		.engine = device_engine(moe),
-		.sizes = internode_sizes_of(moe, layout),
+		.sizes = internode_sizes_of(moe, layout, hops),
 		.awake = awake,
 		.moe = moe};
 	rc = engine_agree_prefix(moe->group, internode->engine, &internode->prefix);
