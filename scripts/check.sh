@@ -225,6 +225,8 @@ stage_plain() {
 	emulated emulated/device_direct "$BUILD" TERN_PROXY_AWAKE=1 TERN_TEST_NODES=aabc TERN_TRANSPORT=copying TERN_TEST_WITHOUT=_ TERN_TEST_SEED=1401 TERN_TEST_CASES=4 "$BUILD/tests/device/test_device"
 	emulated emulated/direct "$BUILD" "$BUILD/tests/device/test_direct"
 	emulated emulated/writes "$BUILD" "$BUILD/tests/device/test_writes"
+	emulated emulated/writes_4_nodes "$BUILD" TERN_TEST_RANKS=8 TERN_TEST_NODES=aabbccdd TERN_TEST_ROUNDS=2 TERN_TEST_WITHOUT=high "$BUILD/tests/device/test_writes"
+	emulated emulated/writes_nodes_of_4 "$BUILD" TERN_TEST_RANKS=8 TERN_TEST_NODES=aaaabbbb TERN_TEST_ROUNDS=2 TERN_TEST_WITHOUT=high "$BUILD/tests/device/test_writes"
 	emulated emulated/hostile_direct "$BUILD" TERN_TEST_NODES=ab TERN_TRANSPORT=copying TERN_TEST_SEED=1500 TERN_TEST_CASES=4 "$BUILD/tests/device/test_hostile"
 	emulated emulated/nvlink_domains "$BUILD" TERN_EMULATED_NVLINK_DOMAIN=2 TERN_TEST_WITHOUT=_ TERN_TEST_REPLICAS=0 TERN_TRANSPORT=shm TERN_TEST_SEED=1200 TERN_TEST_CASES=6 "$BUILD/tests/device/test_device"
 	emulated emulated/device_nodes_sliced "$BUILD" TERN_FORCE_SLICES=1 TERN_TEST_NODES=aab TERN_TRANSPORT=shm TERN_TEST_WITHOUT=_ TERN_TEST_SEED=1301 TERN_TEST_CASES=4 "$BUILD/tests/device/test_device"

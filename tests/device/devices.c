@@ -47,7 +47,7 @@ void devices_keep_homes_together(struct job *job)
 	uint32_t n = job->config.replica_ranks;
 	char first[16], other[16];
 
-	for (uint32_t r = 0; r < job->nr_ranks; r++)
+	for (uint32_t r = 0; r < job->nr_ranks && job->config.mode != TERN_LOW_LATENCY; r++)
 		if (test_node((int)(r / n * n), (int)job->nr_ranks, first, sizeof(first)) &&
 			strcmp(test_node((int)r, (int)job->nr_ranks, other, sizeof(other)), first))
 			job->config.replica_ranks = 1;

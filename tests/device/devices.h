@@ -17,7 +17,7 @@ const struct bench_device_ops *devices_open(int *nr_devices);
 void devices_draw_job(
 	uint64_t *state, const struct draw_limits *limits, int nr_devices, struct job *job);
 
-/* No replica ranks, if they would be on several nodes. */
+/* No replica ranks in high throughput, if they would be on several nodes. */
 void devices_keep_homes_together(struct job *job);
 
 /* A number of the environment. */

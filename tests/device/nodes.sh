@@ -30,10 +30,11 @@ right 2_nodes_of_1 2 2 --mode all --dtype fp32 --combine-dtype fp32 --slots 2
 right 3_nodes 3 3 --mode all --dtype bytes --routing one --first-epoch 4294967292
 [ -z "${LONG:-}${GPUS:-}" ] || right replica_ranks 2 4 --mode all --dtype bf16 --replica-ranks 2 --reduce all
 
-"$WITHIN" 60 "$BUILD/tern" run -n 3 -N 2 --by-name -- "$BUILD/tern" bench --device cuda --only-verify --preset custom --hidden 64 --experts 6 --topk 2 --tokens 3 --replica-ranks 3 \
+"$WITHIN" 60 "$BUILD/tern" run -n 3 -N 2 --by-name -- "$BUILD/tern" bench --device cuda --only-verify --preset custom --hidden 64 --experts 6 --topk 2 --tokens 3 --mode ht --replica-ranks 3 \
 	>"$tmp/out" 2>"$tmp/err" </dev/null
 [ $? -eq 1 ] && grep -q 'replica ranks 0 and 2 are on different nodes' "$tmp/err"
 judge homes_on_two_nodes $?
+right replicas_on_two_nodes 2 3 --mode ll --dtype bf16 --replica-ranks 3 --reduce all
 
 # The same texts from the same logits as on the CPU.
 generate() {

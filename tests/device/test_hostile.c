@@ -43,6 +43,8 @@ enum words {
 	POSITION,
 	LOCAL,
 	NUMBER,       /* of token 0's row, index 0, or of its result, 1: from another node */
+	WAY,          /* two hops: of row 0, index 1, or how many there are, 0 */
+	WAY_TO,       /* likewise: which ranks of the node row 0 goes to */
 	OWN_POSITION, /* of rank 1's own head */
 	OWN_EPOCH,
 	ARRIVAL, /* of a dispatch from another node: the word that the proxy makes of a head's epoch
@@ -60,6 +62,7 @@ struct attack {
 	const char *text;
 	uint32_t index;
 	bool spread, by_source, replicas, only_internode, only_near;
+	bool two_hops; /* which nodes of one rank take when they are told to */
 };
 
 struct scene {
@@ -181,6 +184,12 @@ static int strike(
 	case NUMBER:
 		return poke_word(
 			r, place(r, internode, INTERNODE_NUMBERS, a->index * 4ull), a->value);
+	case WAY:
+	case WAY_TO:
+		return poke_word(r,
+			place(r, internode, INTERNODE_WAYS,
+				a->index * INTERNODE_WAY_BYTES + (a->word == WAY_TO ? 4 : 0)),
+			a->value);
 	case OWN_POSITION:
 		return poke_word(r, place(r, internode, INTERNODE_HEADS, own_head), a->value);
 	case OWN_EPOCH:
@@ -531,6 +540,34 @@ static const struct attack attacks[] = {
 			"1073741824, where 3 is the most",
 		.index = 1,
 		.only_internode = true},
+	{.name = "ways",
+		.mode = LL,
+		.moment = SENT,
+		.word = WAY,
+		.value = 5,
+		.rc = BROKEN,
+		.text = "a row's way by rank 0 that no correct peer has: 5, where 4 is the most",
+		.two_hops = true},
+	{.name = "way_token",
+		.mode = LL,
+		.moment = SENT,
+		.word = WAY,
+		.value = UINT32_MAX,
+		.rc = BROKEN,
+		.text = "a row's way by rank 0 that no correct peer has: 4294967295, where 3 is "
+			"the "
+			"most",
+		.index = 1,
+		.two_hops = true},
+	{.name = "way_to",
+		.mode = LL,
+		.moment = SENT,
+		.word = WAY_TO,
+		.value = 2,
+		.rc = BROKEN,
+		.text = "a row's way by rank 0 that no correct peer has: 2, where 1 is the most",
+		.index = 1,
+		.two_hops = true},
 	{.name = "position_later",
 		.mode = HT,
 		.moment = RECEIVED,
@@ -583,9 +620,13 @@ static int named_words(bool internode)
 
 		if (devices_without(attacks[i].name) ||
 			(internode ? attacks[i].replicas || attacks[i].only_near
-				   : attacks[i].only_internode))
+				   : attacks[i].only_internode || attacks[i].two_hops))
 			continue;
+		if (attacks[i].two_hops)
+			setenv("TERN_FORCE_HOPS", "2", 1);
 		failure = run(&attacks[i], internode);
+		if (attacks[i].two_hops)
+			unsetenv("TERN_FORCE_HOPS");
 		printf("%s - %s%s%s%s\n", failure ? "not ok" : "ok", attacks[i].name,
 			internode ? "_internode" : "", failure ? ": " : "", failure ? failure : "");
 		bad |= failure != NULL;

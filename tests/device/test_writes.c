@@ -18,7 +18,8 @@ static const struct bench_device_ops *ops;
 
 struct scene {
 	struct job job;
-	uint32_t most; /* writes of a round to each far rank */
+	uint32_t most;   /* writes of a round to each far rank */
+	bool everywhere; /* all tokens go to all ranks, rows once to each node */
 };
 
 static void set_job(struct job *job, enum tern_mode mode, uint32_t replicas)
@@ -56,6 +57,26 @@ static uint64_t rounds_of(const tern_moe *moe)
 	return tern_moe_stats(moe, &stats) ? 0 : stats.rounds;
 }
 
+/* Of all rounds that there were: rows once to each far node, and no more. Results come from each
+ * rank, but in rounds that are released. */
+static void check_bytes(struct rank *rank, const tern_moe *moe)
+{
+	const struct internode_table *t = device_internode_tables(moe->device->internode);
+	struct tern_stats stats = {.size = sizeof(stats)};
+	int rc = tern_moe_stats(moe, &stats);
+	uint64_t rows = (moe->topology.nr_nodes - 1ull) * NR_TOKENS,
+		 least = stats.rounds * rows * t->run_bytes[INTERNODE_DISPATCH],
+		 most = least + stats.rounds * t->nr_internode *
+					(t->head_bytes[INTERNODE_DISPATCH] +
+						t->head_bytes[INTERNODE_COMBINE] +
+						NR_TOKENS * t->run_bytes[INTERNODE_COMBINE]);
+
+	if (rc || stats.engine_bytes < least || stats.engine_bytes > most)
+		rank_fails(rank, "%llu bytes in %llu rounds, where %llu to %llu are right",
+			(unsigned long long)stats.engine_bytes, (unsigned long long)stats.rounds,
+			(unsigned long long)least, (unsigned long long)most);
+}
+
 static void exchange(struct rank *rank)
 {
 	struct scene *scene = rank->ctx;
@@ -80,20 +101,24 @@ static void exchange(struct rank *rank)
 			printf("# %llu writes in rounds times far ranks %llu\n",
 				(unsigned long long)writes, (unsigned long long)of);
 	}
+	if (!rc && scene->everywhere)
+		check_bytes(rank, rounds.moe);
 	devices_judge(rank, &rounds, i, rc);
 	devices_close(rank, &rounds);
 }
 
 /* Low latency: rows and head, results and head. High throughput: counts as well. */
-static int is_bad(const char *name, enum tern_mode mode, uint32_t replicas)
+static int is_bad(const char *name, enum tern_mode mode, uint32_t replicas, bool everywhere)
 {
-	struct scene scene = {.most = mode == TERN_LOW_LATENCY ? 4 : 5};
+	struct scene scene = {.most = mode == TERN_LOW_LATENCY ? 4 : 5, .everywhere = everywhere};
 	const char *failure = "no job";
 	struct reason why;
 
 	if (devices_without(name))
 		return 0;
 	set_job(&scene.job, mode, replicas);
+	if (everywhere)
+		scene.job.config.topk = scene.job.config.nr_experts = scene.job.nr_ranks;
 	if (!job_open(&scene.job, &why)) {
 		failure = run_ranks((int)scene.job.nr_ranks, exchange, &scene);
 		job_close(&scene.job);
@@ -113,9 +138,11 @@ int main(void)
 	ops = devices_open(&nr_devices);
 	if (!ops)
 		return 77;
-	bad |= is_bad("low_latency", TERN_LOW_LATENCY, 1);
-	bad |= is_bad("high_throughput", TERN_HIGH_THROUGHPUT, 1);
-	bad |= is_bad("low_latency_replicas", TERN_LOW_LATENCY, 2);
-	bad |= is_bad("high_throughput_replicas", TERN_HIGH_THROUGHPUT, 2);
+	bad |= is_bad("low_latency", TERN_LOW_LATENCY, 1, false);
+	bad |= is_bad("high_throughput", TERN_HIGH_THROUGHPUT, 1, false);
+	bad |= is_bad("low_latency_replicas", TERN_LOW_LATENCY, 2, false);
+	bad |= is_bad("high_throughput_replicas", TERN_HIGH_THROUGHPUT, 2, false);
+	bad |= is_bad("low_latency_replicas_on_all_nodes", TERN_LOW_LATENCY, 4, false);
+	bad |= is_bad("rows_once_to_each_node", TERN_LOW_LATENCY, 1, true);
 	return bad;
 }

@@ -21,6 +21,7 @@ struct internode_sizes {
 								       memory of its own, and
 								       each */
 	uint64_t heads, scales, numbers; /* in a dispatch message of high throughput */
+	uint64_t ways;                   /* likewise, of low latency in two hops; else 0 */
 	uint64_t bytes, rows_bytes;      /* of all kinds */
 };
 
@@ -68,7 +69,9 @@ static inline uint64_t rows_at(const struct internode_sizes *s, uint32_t nr_inte
 	return ((uint64_t)slot * nr_internode + number) * s->rows_bytes + s->rows[kind];
 }
 
-struct internode_sizes internode_sizes_of(const tern_moe *moe, const struct device_layout *l);
+/* hops: 1 or 2; 0: as it pays. */
+struct internode_sizes internode_sizes_of(
+	const tern_moe *moe, const struct device_layout *l, int hops);
 /* When all is open but this. */
 void internode_set_table(const struct device_internode *internode, const struct device_layout *l,
 	void *const *windows, uint32_t slot);

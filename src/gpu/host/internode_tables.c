@@ -8,13 +8,30 @@
 
 /* ---- sizes ----------------------------------------------------------------------------------- */
 
-static void size_low_latency(
-	struct internode_sizes *s, const struct tern_moe_config *c, const struct device_layout *l)
+/* Whether a row crosses the network once for each node, and kernels there pass it on. The same on
+ * all ranks. It pays where some node has several. */
+static bool takes_two_hops(const tern_moe *moe, int hops)
+{
+	const struct topology *t = &moe->topology;
+	uint32_t most = 0;
+
+	for (uint32_t n = 0; n < t->nr_nodes; n++)
+		most = t->size[n] > most ? t->size[n] : most;
+	if (moe->config.mode != TERN_LOW_LATENCY || most > INTERNODE_MOST_NEIGHBOURS)
+		return false;
+	return hops ? hops == 2 : most > 1;
+}
+
+static void size_low_latency(struct internode_sizes *s, const struct tern_moe_config *c,
+	const struct device_layout *l, bool two_hops)
 {
 	s->head[INTERNODE_DISPATCH] += l->window.plan_bytes;
+	if (two_hops) {
+		s->ways = s->head[INTERNODE_DISPATCH];
+		s->head[INTERNODE_DISPATCH] += (c->max_tokens + 1ull) * INTERNODE_WAY_BYTES;
+	}
 	s->run[INTERNODE_DISPATCH] = l->window.row_bytes;
 	s->run[INTERNODE_COMBINE] = l->window.result_bytes;
-	(void)c;
 }
 
 static void size_high_throughput(struct internode_sizes *s, const struct tern_moe_config *c,
@@ -30,7 +47,8 @@ static void size_high_throughput(struct internode_sizes *s, const struct tern_mo
 	s->run[INTERNODE_COMBINE] = l->result.row_bytes;
 }
 
-struct internode_sizes internode_sizes_of(const tern_moe *moe, const struct device_layout *l)
+struct internode_sizes internode_sizes_of(
+	const tern_moe *moe, const struct device_layout *l, int hops)
 {
 	const struct tern_moe_config *c = &moe->config;
 	uint64_t results = c->reduce == TERN_REDUCE_HOME ? c->topk : 1;
@@ -39,7 +57,7 @@ struct internode_sizes internode_sizes_of(const tern_moe *moe, const struct devi
 	for (int k = 0; k < NR_INTERNODE_KINDS; k++)
 		s.head[k] = INTERNODE_HEAD_BYTES;
 	if (c->mode == TERN_LOW_LATENCY)
-		size_low_latency(&s, c, l);
+		size_low_latency(&s, c, l, takes_two_hops(moe, hops));
 	else
 		size_high_throughput(&s, c, l, &moe->layout);
 	for (int k = 0; k < NR_INTERNODE_KINDS; k++) {
@@ -103,6 +121,8 @@ static void set_parts(const struct device_internode *internode, const struct dev
 			rows - l->window.rows -
 			(uint64_t)source * c->max_tokens * l->window.row_bytes;
 		parts[INTERNODE_RESULTS][rank] = results - l->window.results;
+		parts[INTERNODE_WAYS][rank] = dispatch + s->ways;
+		parts[INTERNODE_LANDED][rank] = parts[INTERNODE_ROWS][rank];
 		return;
 	}
 	for (int odd = 0; odd < 2; odd++)
@@ -160,6 +180,30 @@ static void set_kind(const struct device_internode *internode, uint32_t slot,
 		(const uint32_t *)&counter->done, (const uint32_t *)&counter->failed};
 }
 
+/* Ways of rows between this rank and others: straight, or by a gateway on the other's node. */
+static void set_hops(const struct device_internode *internode, const struct device_layout *l,
+	uint8_t *window, uint32_t slot, struct internode_table *t)
+{
+	const tern_moe *moe = internode->moe;
+	const struct topology *nodes = &moe->topology;
+	uint32_t here = nodes->node_of[moe->rank];
+
+	t->two_hops = internode->sizes.ways != 0;
+	t->ways_offset = internode->sizes.ways;
+	t->nr_neighbours = t->two_hops ? nodes->size[here] : 0;
+	for (uint32_t i = 0; i < t->nr_neighbours; i++)
+		t->neighbours[i] = nodes->ranks[nodes->first[here] + i];
+	for (uint32_t r = 0; r < moe->nr_ranks; r++) {
+		bool far = t->two_hops && t->is_internode[r];
+
+		t->place_on_node[r] = nodes->index_of[r];
+		t->via[r] = far ? topology_gateway(nodes, moe->rank, nodes->node_of[r]) : r;
+		t->carrier[r] = far ? topology_gateway(nodes, r, here) : r;
+		if (far)
+			t->from[INTERNODE_ROWS][r] = window + slot * l->slot_window_bytes;
+	}
+}
+
 void internode_set_table(const struct device_internode *internode, const struct device_layout *l,
 	void *const *windows, uint32_t slot)
 {
@@ -181,6 +225,7 @@ void internode_set_table(const struct device_internode *internode, const struct 
 		set_parts(internode, l, t->from, r, r,
 			set_at(internode, internode->landing, internode->rows.landing, slot, r));
 	}
+	set_hops(internode, l, windows[self], slot, t);
 	t->nr_internode = internode->nr_internode;
 	for (uint32_t i = 0; i < internode->nr_internode; i++)
 		set_internode_rank(internode, slot, i, &t->ranks[i]);

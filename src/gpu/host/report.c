@@ -162,6 +162,7 @@ static int peer_has_broken(tern_moe *moe, uint32_t slot, const struct gpu_report
 		"the most (token or column %u; slot %u, epoch %u)",
 		moe->rank,
 		r->reason == GPU_BROKEN_NUMBER ? "a row's number, of a token,"
+		: r->reason == GPU_BROKEN_WAY  ? "a row's way"
 					       : what[(r->reason - GPU_BROKEN_TOKENS) % 6],
 		r->peer, r->value, r->most, r->token, slot, r->epoch_expected);
 	return (int)r->peer;

@@ -49,10 +49,21 @@ enum internode_part {
 	INTERNODE_X,
 	INTERNODE_SCALES,
 	INTERNODE_NUMBERS,
+	INTERNODE_WAYS,   /* two hops: struct internode_way, of the rows that this message has */
+	INTERNODE_LANDED, /* two hops: rows that are to be passed on; INTERNODE_ROWS: passed on */
 	NR_INTERNODE_PARTS
 };
 
 #define INTERNODE_HEAD_BYTES 128
+
+/* Two hops: where the gateway of a source passes a row on to, by its number; a piece of 16 bytes.
+ * Before the first stands one whose token is how many there are. */
+#define INTERNODE_WAY_BYTES 16
+#define INTERNODE_MOST_NEIGHBOURS 64 /* ranks of a node, a bit each */
+
+struct internode_way {
+	uint32_t token, to_low, to_high, epoch;
+};
 
 struct internode_head {
 	uint32_t epoch, nr_runs;
@@ -129,8 +140,15 @@ struct internode_table {
 						kernels' */
 	uint32_t *results; /* [nr_internode][T] high throughput: which of a token's results go to
 			      that home, a bit each; the kernels' */
+	uint32_t two_hops; /* rows go once to each node, and are passed on there */
+	uint32_t via[GPU_MAX_RANKS];     /* the rank that a row for this one is sent to */
+	uint32_t carrier[GPU_MAX_RANKS]; /* who stores a source's rows in this rank's window */
+	uint32_t place_on_node[GPU_MAX_RANKS], nr_neighbours;
+	uint32_t neighbours[INTERNODE_MOST_NEIGHBOURS]; /* ranks of this node, this one too */
+	uint64_t ways_offset; /* in a dispatch message, behind all else that is not sparse */
 	uint8_t *going; /* [nr_internode][words] of 16 bytes: this rank's tokens that go to each, a
-			   bit each, and the epoch; the kernels' */
+			   bit each; that are sent to each, for it or to be passed on; and the
+			   epoch. The kernels' */
 	uint32_t *numbers; /* [T][K] of this rank's tokens: of the result of lane k's rank among
 			      those that come from there; the kernels' */
 	/* The kernels', apart from what others read and from each other: */

@@ -85,8 +85,10 @@ enum gpu_wait {
 				   */
 	GPU_LOST_EXPERTS = 15,    /* no round begins in this view, as no member has some expert */
 	GPU_WAIT_TILE = 16,       /* a tile of y, which its kernel does not mark */
-	GPU_BROKEN_NUMBER = 17    /* of a row or a result from another node: as many as that there
+	GPU_BROKEN_NUMBER = 17,   /* of a row or a result from another node: as many as that there
 				     cannot be */
+	GPU_BROKEN_WAY = 18       /* where a row from another node is to be passed on to. token: its
+				     number; value: its token, or bits of ranks of the node */
 };
 
 /* Pinned memory; reason 0: nothing has happened. */

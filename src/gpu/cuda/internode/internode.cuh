@@ -253,16 +253,23 @@ static __device__ __noinline__ uint32_t internode_ring_bits(const struct interno
 	return runs;
 }
 
-/* By one lane: the message's head, with what is not sparse. */
+/* By one lane: the message's head, with `bytes` in all of what is not sparse. */
 __device__ __forceinline__ void internode_ring_head(const struct internode_table *internode,
-	const struct internode_rank *to, enum internode_kind kind, uint32_t epoch, uint32_t nr_runs)
+	const struct internode_rank *to, enum internode_kind kind, uint32_t epoch, uint32_t nr_runs,
+	uint64_t bytes)
 {
 	const struct internode_message *m = &to->messages[kind];
 
 	word_store(m->head, epoch);
 	word_store(m->head + 4, nr_runs);
 	internode_ring(internode, to, kind, to->local_remote, m->local_offset, m->remote_offset,
-		internode->head_bytes[kind], internode->immediate[kind]);
+		bytes, internode->immediate[kind]);
+}
+
+__device__ __forceinline__ void internode_ring_head(const struct internode_table *internode,
+	const struct internode_rank *to, enum internode_kind kind, uint32_t epoch, uint32_t nr_runs)
+{
+	internode_ring_head(internode, to, kind, epoch, nr_runs, internode->head_bytes[kind]);
 }
 
 /* By one lane, after all of a kind's commands of this round. */

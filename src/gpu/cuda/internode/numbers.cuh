@@ -27,6 +27,12 @@ __device__ __forceinline__ uint32_t internode_number(const struct gpu_exchange *
 	return rank == UINT32_MAX ? 0 : e->internode->is_internode[rank];
 }
 
+/* Where a row for that rank is sent. */
+__device__ __forceinline__ uint32_t via_rank(const struct gpu_exchange *e, uint32_t rank)
+{
+	return rank == UINT32_MAX ? UINT32_MAX : e->internode->via[rank];
+}
+
 __device__ __forceinline__ uint8_t *going_at(
 	const struct gpu_exchange *e, uint32_t number, uint32_t word)
 {
@@ -57,24 +63,26 @@ static __device__ __noinline__ void note_going(
 	uint32_t token = word * LANES + lane_id(), nr = e->internode->nr_internode;
 
 	for (uint32_t first = 0; first < nr; first += LANES) {
-		uint32_t goes = 0, mine = 0;
+		uint2 goes = make_uint2(0, 0), mine = goes;
 
 		for (uint32_t k = 0; k < e->topk && token < nr_tokens; k++) {
-			uint32_t number =
-				internode_number(e, rank_of_route<LOW>(d, token * e->topk + k));
+			uint32_t rank = rank_of_route<LOW>(d, token * e->topk + k),
+				 number = internode_number(e, rank) - 1 - first,
+				 sent = internode_number(e, via_rank(e, rank)) - 1 - first;
 
-			if (number - 1 - first < LANES)
-				goes |= 1u << (number - 1 - first);
+			goes.x |= number < LANES ? 1u << number : 0;
+			goes.y |= sent < LANES ? 1u << sent : 0;
 		}
 		__syncwarp();
 		for (uint32_t i = 0; i < LANES && first + i < nr; i++) {
-			uint32_t bits = __ballot_sync(ALL_LANES, goes >> i & 1);
+			uint32_t bits = __ballot_sync(ALL_LANES, goes.x >> i & 1),
+				 sent = __ballot_sync(ALL_LANES, goes.y >> i & 1);
 
-			mine = lane_id() == i ? bits : mine;
+			mine = lane_id() == i ? make_uint2(bits, sent) : mine;
 		}
 		if (first + lane_id() < nr)
 			piece_store(going_at(e, first + lane_id(), word),
-				make_uint4(mine, 0, 0, epoch));
+				make_uint4(mine.x, mine.y, 0, epoch));
 	}
 }
 
@@ -124,11 +132,11 @@ static __device__ __noinline__ bool going_may_come(
 	return !__any_sync(ALL_LANES, failed || now - p->start_ns >= e->wait_ns);
 }
 
-/* Words `first` to first + GOING_LOOKS - 1 of lane k's rank; those from `end` on are empty. */
+/* Words `first` to first + GOING_LOOKS - 1 of lane k's rank; those from `end` on are empty. To bits
+ * the tokens that go there, and those that are sent there. */
 template <bool LOW>
 static __device__ __forceinline__ bool await_going(const struct gpu_exchange *e, uint32_t epoch,
-	uint32_t number, uint32_t token, uint32_t first, uint32_t end,
-	uint32_t (&bits)[GOING_LOOKS])
+	uint32_t number, uint32_t token, uint32_t first, uint32_t end, uint2 (&bits)[GOING_LOOKS])
 {
 	struct patience patience = {0, 0};
 	uint32_t seen;
@@ -144,7 +152,7 @@ static __device__ __forceinline__ bool await_going(const struct gpu_exchange *e,
 				       : make_uint4(0, 0, 0, epoch);
 #pragma unroll
 		for (uint32_t i = 0; i < GOING_LOOKS; i++) {
-			bits[i] = v[i].x;
+			bits[i] = make_uint2(v[i].x, v[i].y);
 			seen = v[i].w == epoch ? seen : v[i].w;
 		}
 		if (__all_sync(ALL_LANES, seen == epoch))
@@ -163,18 +171,19 @@ template <bool LOW>
 static __device__ __noinline__ bool find_number(const struct gpu_exchange *e, uint32_t epoch,
 	uint32_t rank, uint32_t token, uint32_t nr_tokens, struct row_number *found)
 {
-	uint32_t number = internode_number(e, rank),
+	uint32_t number = internode_number(e, rank), sent = internode_number(e, via_rank(e, rank)),
 		 replica = token - gpu_div(token, e->by_replicas) * e->by_replicas.d,
 		 end = e->by_replicas.d == 1 ? token / LANES + 1 : gpu_ceil(nr_tokens, LANES),
-		 row = 0, earlier = 0;
+		 row = 0, result = 0;
 
 	*found = {token, token};
 	if (!__any_sync(ALL_LANES, number))
 		return true;
 	for (uint32_t first = 0; first < end; first += GOING_LOOKS) {
-		uint32_t bits[GOING_LOOKS];
+		uint2 bits[GOING_LOOKS], ways[GOING_LOOKS];
 
-		if (!await_going<LOW>(e, epoch, number, token, first, end, bits))
+		if (!await_going<LOW>(e, epoch, number, token, first, end, bits) ||
+			!await_going<LOW>(e, epoch, sent, token, first, end, ways))
 			return false;
 #pragma unroll
 		for (uint32_t i = 0; i < GOING_LOOKS; i++) {
@@ -183,16 +192,39 @@ static __device__ __noinline__ bool find_number(const struct gpu_exchange *e, ui
 								    ? (1u << token % LANES) - 1
 								    : 0;
 
-			row += __popc(bits[i] & before & bits_of_replica(e, word, replica, false));
-			earlier += __popc(bits[i] & bits_of_replica(e, word, replica, true));
+			before &= bits_of_replica(e, word, replica, false);
+			row += __popc(ways[i].y & before);
+			result += __popc(
+				bits[i].x & (before | bits_of_replica(e, word, replica, true)));
 		}
 	}
 	if (number)
-		*found = {row, earlier + row};
+		*found = {row, result};
 	return true;
 }
 
-/* By one lane, when all words have come: this rank's rows for that internode rank. */
+/* Of row number `number` to that gateway; counted from 1. */
+__device__ __forceinline__ uint8_t *way_to(
+	const struct gpu_exchange *e, uint32_t gateway, uint32_t number)
+{
+	return part_to<true>(e, INTERNODE_WAYS, gateway) + (uint64_t)number * INTERNODE_WAY_BYTES;
+}
+
+/* Two hops, by a warp: which ranks of its node a row goes to from there. rank: of lane k's route.
+ */
+static __device__ __noinline__ void tell_way(const struct gpu_exchange *e, uint32_t epoch,
+	uint32_t token, uint32_t gateway, uint32_t number, uint32_t rank)
+{
+	bool goes = rank != UINT32_MAX && via_rank(e, rank) == gateway;
+	uint32_t place = goes ? e->internode->place_on_node[rank] : 0;
+	uint32_t low = __reduce_or_sync(ALL_LANES, goes && place < 32 ? 1u << place : 0),
+		 high = __reduce_or_sync(ALL_LANES, goes && place >= 32 ? 1u << (place - 32) : 0);
+
+	if (lane_id() == 0)
+		piece_store(way_to(e, gateway, number + 1), make_uint4(token, low, high, epoch));
+}
+
+/* By one lane, when all words have come: rows that are sent from here to that internode rank. */
 __device__ __forceinline__ uint32_t count_going(
 	const struct gpu_exchange *e, uint32_t number, uint32_t nr_tokens)
 {
@@ -200,7 +232,7 @@ __device__ __forceinline__ uint32_t count_going(
 
 #pragma unroll 4
 	for (uint32_t word = 0; word * LANES < nr_tokens; word++)
-		nr += __popc(piece_load(going_at(e, number, word)).x &
+		nr += __popc(piece_load(going_at(e, number, word)).y &
 			     bits_of_replica(e, word, replica, false));
 	return nr;
 }
@@ -219,7 +251,12 @@ static __device__ __noinline__ void ring_internode_rows(
 
 		if (nr)
 			internode_ring_run(internode, to, INTERNODE_DISPATCH, 0, nr);
-		internode_ring_head(internode, to, INTERNODE_DISPATCH, epoch, nr != 0);
+		if (internode->two_hops)
+			piece_store(way_to(e, to->rank, 0), make_uint4(nr, 0, 0, epoch));
+		internode_ring_head(internode, to, INTERNODE_DISPATCH, epoch, nr != 0,
+			internode->two_hops
+				? internode->ways_offset + (nr + 1) * INTERNODE_WAY_BYTES
+				: internode->head_bytes[INTERNODE_DISPATCH]);
 		begun += 1 + (nr != 0);
 	}
 	begun = __reduce_add_sync(ALL_LANES, begun);

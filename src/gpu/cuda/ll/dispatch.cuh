@@ -20,6 +20,7 @@
 #include "gpu/cuda/ll/head.cuh"
 #include "gpu/cuda/ll/take_plans.cuh"
 #include "gpu/cuda/common/rows.cuh"
+#include "gpu/cuda/internode/forward.cuh"
 #include "gpu/cuda/internode/numbers.cuh"
 
 /* Not looked at before the first loads are under way. None when an earlier round has failed. */
@@ -40,6 +41,22 @@ static __device__ __forceinline__ uint64_t place_of_row(
 	return e->window.rows + ((uint64_t)e->rank * e->max_tokens + place) * e->window.row_bytes;
 }
 
+/* Where rows are sent, in two hops: each lane's rank becomes its gateway, and a bit stands for each
+ * different one again. */
+template <bool FAR>
+static __device__ __forceinline__ uint32_t send_via(
+	const struct gpu_exchange *e, uint32_t to_all, uint32_t *rank)
+{
+	uint32_t same;
+
+	if (!in_two_hops<FAR>(e))
+		return to_all;
+	*rank = via_rank(e, *rank);
+	same = __match_any_sync(ALL_LANES, *rank);
+	return __ballot_sync(
+		ALL_LANES, *rank != UINT32_MAX && (same & ((1u << lane_id()) - 1)) == 0);
+}
+
 /* The head is a piece of work of its own; with it goes what the combine has to know at home. False:
  * who numbers rows did not. */
 template <int FORMAT, int CASE, bool FAR>
@@ -48,7 +65,7 @@ static __device__ __forceinline__ bool send_head(
 {
 	const struct gpu_exchange *e = &d->exchange;
 	uint32_t epoch = state.x;
-	uint32_t index = token * e->topk + lane_id(), rank, weight;
+	uint32_t index = token * e->topk + lane_id(), rank, weight, via, sent;
 	struct row_number number = {token, token};
 	int32_t id = lane_id() < e->topk ? expert_id<CASE>(d, index) : -1;
 	uint4 head = load_head<FORMAT>(d, epoch, token);
@@ -60,9 +77,15 @@ static __device__ __forceinline__ bool send_head(
 	if (FAR && !find_number<true>(
 			   e, epoch, rank, token, tokens_to_send(d, state, callers), &number))
 		return false;
-	for (uint32_t left = mine ? to_all : 0; left; left &= left - 1) {
-		uint32_t to = first_destination<CASE>(left, rank);
+	via = rank;
+	sent = send_via<FAR>(e, to_all, &via);
+	for (uint32_t left = mine ? sent : 0; left; left &= left - 1) {
+		uint32_t to = first_destination<CASE>(left, via);
 		uint64_t row = place_of_row<FAR>(e, token, number.row, __ffs(left) - 1);
+
+		if (in_two_hops<FAR>(e) && is_internode<FAR>(e, to))
+			tell_way(e, epoch, token, to,
+				__shfl_sync(ALL_LANES, number.row, __ffs(left) - 1), rank);
 
 		if (in_head<FORMAT>(e))
 			piece_store(
@@ -106,7 +129,7 @@ static __device__ __forceinline__ bool send_segment(const struct gpu_dispatch *d
 		return false;
 	make_segment<X, ND>(d, raw, s);
 	segment_pack(s, epoch);
-	for (; left; left &= left - 1) {
+	for (left = send_via<FAR>(e, left, &rank); left; left &= left - 1) {
 		uint32_t to = first_destination<CASE>(left, rank);
 		uint64_t row = place_of_row<FAR>(e, token, number.row, __ffs(left) - 1);
 
@@ -186,6 +209,7 @@ static __device__ __forceinline__ bool send_all(
  * then those of all others alternate. */
 struct share {
 	uint32_t source, token, which;
+	uint32_t carrier; /* who stores it */
 	const uint8_t *row;
 };
 
@@ -211,6 +235,7 @@ static __device__ __forceinline__ struct share share_of(
 	a.token = i < own ? row : token;
 	a.source = i < own ? e->rank : e->rank + 1 + row - token * e->by_others.d;
 	a.source = a.source >= e->nr_ranks ? a.source - e->nr_ranks : a.source;
+	a.carrier = carrier_of<FAR>(e, a.source);
 	a.row = part_from<FAR>(e, INTERNODE_ROWS, a.source) + e->window.rows +
 		((uint64_t)a.source * e->max_tokens + a.token) * e->window.row_bytes;
 	return a;
@@ -223,7 +248,7 @@ static __device__ __forceinline__ void find_far_row(
 {
 	const struct gpu_exchange *e = &d->exchange;
 
-	if (FAR && is_internode<FAR>(e, a->source))
+	if (lie_by_number<FAR>(e, a->source))
 		a->row -= (uint64_t)(a->token -
 				     bits_before(p, p->present + a->source * p->stride, a->token)) *
 			  e->window.row_bytes;
@@ -423,10 +448,10 @@ static __device__ __forceinline__ bool describe_row(
 		ALL_LANES, !in_head<FORMAT>(e) || !has_epoch<FORMAT>() || head.w == epoch)) {
 		if (in_head<FORMAT>(e))
 			head = piece_load(a.row + lane_id() * 16);
-		if (warp_may_wait(&patience, e, a.source, e->wait_ns))
+		if (warp_may_wait(&patience, e, a.carrier, e->wait_ns))
 			continue;
 		if (lane_id() == 7)
-			report_wait(e, GPU_WAIT_ROW, a.source, a.token, epoch, head.w,
+			report_wait(e, GPU_WAIT_ROW, a.carrier, a.token, epoch, head.w,
 				patience.start_ns);
 		return false;
 	}
@@ -458,7 +483,7 @@ static __device__ __forceinline__ bool receive_segment(const struct gpu_dispatch
 
 	if (!segment_await(e, s, x,
 		    a.row + LL_HEAD_BYTES + (uint64_t)a.which * e->row.segment_bytes, epoch,
-		    (struct awaited){GPU_WAIT_ROW, a.source, a.token}))
+		    (struct awaited){GPU_WAIT_ROW, a.carrier, a.token}))
 		return false;
 	segment_unpack(s);
 	store_rows(d, s, x, targets, f.position);
@@ -539,6 +564,8 @@ static __device__ __forceinline__ void receive_all(const struct gpu_dispatch *d,
 		 own = tokens * e->by_row_parts.d;
 
 	positions_clear(p, e->nr_ranks, thread, nr_warps * LANES);
+	if (!forward_rows<FAR>(e, epoch, state.w, warp, nr_warps))
+		state.w = 1; /* others of the block may not have seen that */
 #pragma unroll 1
 	for (uint32_t i = first; i == first || i < nr_shares; i += nr_warps * gridDim.x) {
 		segment<FORMAT, x_kind<X>::SCALED, ND> s;

@@ -20,7 +20,8 @@ static __device__ __forceinline__ struct share share_in_slice(
 	a.source = slice->source;
 	a.token = slice->first + row;
 	a.which = i - row * e->by_row_parts.d;
-	place = is_internode<FAR>(e, a.source)
+	a.carrier = carrier_of<FAR>(e, a.source);
+	place = lie_by_number<FAR>(e, a.source)
 			? s->before[e->nr_local + 1] + slice_bits_before(s, e->nr_local, row)
 			: a.token;
 	a.row = part_from<FAR>(e, INTERNODE_ROWS, a.source) + e->window.rows +
@@ -200,6 +201,8 @@ static __device__ __forceinline__ bool place_first_slice(const struct gpu_dispat
 	struct own_slices own;
 	struct slice slice;
 
+	if (!forward_rows<FAR>(e, state.x, state.w, warp, nr_warps))
+		state.w = 1; /* others of the block may not have seen that */
 	if (!await_heads<CASE, FAR>(e, s, state.x, state.w, warp, nr_warps))
 		return false;
 	own = own_slices_of(e, s);
