@@ -64,6 +64,7 @@ grep -Eq '^newcomers +[1-9][0-9][0-9]+ let in$' "$work/out" || fails "views: har
 grep -Eq '^experts +[1-9][0-9][0-9]+ moved' "$work/out" || fails "views: hardly an expert has moved"
 expect 0 "views of many ranks" "$tern" soak --views --ranks 128 --length 12 --scenarios 2
 expect 0 "a part of who was shut out meanwhile" "$tern" soak --views --seed 20262587
+expect 0 "a store to the predecessor of who has joined" "$tern" soak --views --seed 428042
 expect 0 "views, one seed" "$tern" soak --views --seed 9
 first=$(digest)
 expect 0 "views, the same seed" "$tern" soak --views --seed 9
