@@ -205,10 +205,11 @@ stage_plain() {
 	emulated emulated/hostile "$BUILD" TERN_TEST_CASES=15 "$BUILD/tests/device/test_hostile"
 	emulated emulated/hostile_without_lines "$BUILD" TERN_EMULATED_LINES=0 TERN_TEST_SEED=500 TERN_TEST_CASES=8 "$BUILD/tests/device/test_hostile"
 	emulated emulated/long "$BUILD" TERN_TEST_TOTAL=30 "$BUILD/tests/device/test_long"
-	for name in processes handles elastic elastic-ht; do : >"$LOGS/emulated-$name"; done # whose turn it is, of the processes of one test
+	for name in processes handles elastic elastic-ht closing; do : >"$LOGS/emulated-$name"; done # whose turn it is, of the processes of one test
 	emulated emulated/processes "$BUILD" TERN_EMULATED_PROCESSES="$LOGS/emulated-processes" TERN_TEST_WAIT_MS=500 "$BUILD/tests/device/test_processes"
 	emulated emulated/elastic "$BUILD" TERN_EMULATED_PROCESSES="$LOGS/emulated-elastic" TERN_TEST_WAIT_MS=500 TERN_TEST_KILLS=2 TERN_TEST_MODE=1 "$BUILD/tests/device/test_elastic"
 	emulated emulated/elastic_ht "$BUILD" TERN_EMULATED_PROCESSES="$LOGS/emulated-elastic-ht" TERN_TEST_MODE=2 TERN_TEST_ONLY="*half*" "$BUILD/tests/device/test_elastic"
+	emulated emulated/closing "$BUILD" TERN_EMULATED_PROCESSES="$LOGS/emulated-closing" "$BUILD/tests/device/test_closing"
 	emulated emulated/processes_by_handles "$BUILD" TERN_FORCE_HANDLES=1 TERN_EMULATED_PROCESSES="$LOGS/emulated-handles" TERN_TEST_WAIT_MS=500 "$BUILD/tests/device/test_processes"
 	emulated emulated/schedules "$BUILD" TERN_TEST_CASES=24 "$BUILD/tests/emulated/test_schedules"
 	emulated emulated/schedules_without_lines "$BUILD" TERN_EMULATED_LINES=0 TERN_EMULATED_CODE=80 TERN_EMULATED_BLOCK_KIB=99 TERN_TEST_SEED=500 TERN_TEST_CASES=20 "$BUILD/tests/emulated/test_schedules"
@@ -326,7 +327,7 @@ stage_torch() {
 stage_thread() {
 	local wanted
 
-	mapfile -t wanted < <(programs "$BUILD/thread" 'exchange/test_*' unit/test_boot unit/test_ring 'unit/test_engine_[!fm]*' unit/test_device_ring unit/test_weights device/test_device)
+	mapfile -t wanted < <(programs "$BUILD/thread" 'exchange/test_*' unit/test_boot unit/test_ring 'unit/test_engine_[!fm]*' unit/test_device_ring unit/test_weights device/test_device device/test_closing)
 	build thread "${THREAD[@]}" "${wanted[@]}" \
 		"$BUILD/thread/tests/transport/test_transport" "$BUILD/thread/emulated/libtern_cuda.so" "$BUILD/thread/emulated/libtern_bench_cuda.so"
 	# Of the shapes those with other ranks, experts or tokens: bytes of rows pass between ranks alike in all.
@@ -346,6 +347,8 @@ stage_thread() {
 	every thread 120 "$BUILD/thread" 'unit/test_device_ring' env TERN_TEST_DIVISOR=8 TSAN_OPTIONS=halt_on_error=1
 	emulated thread/emulated/device_nodes "$BUILD/thread" TERN_TEST_NODES=ab TERN_TRANSPORT=shm TERN_TEST_WITHOUT=_ TERN_EMULATED_SMS=2 TERN_TEST_SHARING=1 TERN_TEST_RANKS=3 TERN_TEST_CASES=1 \
 		TERN_TEST_ROUNDS=2 TERN_EMULATED_STORES=direct TSAN_OPTIONS="halt_on_error=1 suppressions=tests/device/emulate/tsan.supp" "$BUILD/thread/tests/device/test_device"
+	: >"$LOGS/thread-closing"
+	emulated thread/emulated/closing "$BUILD/thread" TERN_EMULATED_PROCESSES="$LOGS/thread-closing" TERN_EMULATED_SMS=2 TSAN_OPTIONS="halt_on_error=1 suppressions=tests/device/emulate/tsan.supp" "$BUILD/thread/tests/device/test_closing"
 	transports thread "$BUILD/thread" '^shm|^sim' env TERN_TEST_DIVISOR=32 TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1"
 }
 

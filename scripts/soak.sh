@@ -67,6 +67,8 @@ share emulated-device-80 env TERN_CUDA_LIBRARY="$BUILD/emulated/libtern_cuda.so"
 : >"$BUILD/emulated-turns" # whose turn it is
 share emulated-elastic env TERN_CUDA_LIBRARY="$BUILD/emulated/libtern_cuda.so" TERN_EMULATED_PROCESSES="$BUILD/emulated-turns" TERN_TEST_SEED="$seed" TERN_TEST_KILLS=$((4 + part / 6)) \
 	TERN_TEST_WAIT_MS=500 "$BUILD/tests/device/test_elastic"
+share emulated-closing-thread env TERN_CUDA_LIBRARY="$BUILD/thread/emulated/libtern_cuda.so" TERN_EMULATED_PROCESSES="$BUILD/emulated-turns" TERN_TEST_SEED="$seed" TERN_TEST_KILLS=$((20 + part)) TERN_TEST_SHARING=7 \
+	TERN_EMULATED_SMS=2 TSAN_OPTIONS="halt_on_error=1 suppressions=tests/device/emulate/tsan.supp" "$BUILD/thread/tests/device/test_closing"
 share emulated-schedules env TERN_CUDA_LIBRARY="$BUILD/emulated/libtern_cuda.so" TERN_TEST_SEED="$seed" TERN_TEST_SECONDS=$((part / 2)) "$BUILD/tests/emulated/test_schedules"
 share emulated-ahead env TERN_CUDA_LIBRARY="$BUILD/emulated/libtern_cuda.so" TERN_TEST_SEED="$seed" TERN_TEST_SECONDS=$((part / 4)) "$BUILD/tests/emulated/test_ahead"
 share emulated-ahead-thread env TERN_CUDA_LIBRARY="$BUILD/thread/emulated/libtern_cuda.so" TERN_TEST_SEED="$seed" TERN_TEST_CASES=10 TERN_EMULATED_SMS=2 TERN_EMULATED_STORES=direct \

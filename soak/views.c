@@ -99,11 +99,12 @@ static void cut(struct sim_views *v, const struct event *event)
 		v->cut_until_us[b * v->nr_hosts + a] = until_us;
 }
 
+/* What was for a process that another has replaced is not counted any more. */
 static void arrive(struct sim_views *v, const struct event *event)
 {
 	struct sim_rank *from = &v->ranks[event->from];
 
-	if (from->life == event->from_life) {
+	if (from->life == event->from_life && from->lives[event->to] == event->to_life) {
 		from->under_way[event->to]--;
 		if (from->closed[event->to])
 			return;

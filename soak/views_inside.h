@@ -106,6 +106,7 @@ struct sim_move {
 /* Who has knocked at a member. */
 struct sim_guest {
 	uint64_t life, ready_us, heard_us;
+	bool knows; /* who the members are: before, it would not hear that it is let in */
 };
 
 /* A rank's process. A place has one after the other, of which life 1 is the first. */
@@ -182,6 +183,7 @@ struct event {
 			struct word word;
 		} store;
 		struct view view; /* of READY */
+		bool knows;       /* ENTER, GO: who the members are */
 		struct {
 			uint32_t number, page;
 			int16_t expert; /* PAGE: what the page is of; or */

@@ -9,9 +9,11 @@
 
 static void ask(struct sim_views *v, uint32_t me, uint32_t to, enum event_kind kind)
 {
-	post_message(
-		v, (struct event){
-			   .kind = kind, .to = to, .from = me, .to_life = v->ranks[me].lives[to]});
+	post_message(v, (struct event){.kind = kind,
+				.to = to,
+				.from = me,
+				.to_life = v->ranks[me].lives[to],
+				.knows = v->ranks[me].knows_view});
 }
 
 /* Until a member answers it does not know who they are. */
@@ -97,6 +99,7 @@ static void let_enter(struct sim_views *v, const struct event *event)
 		*guest = (struct sim_guest){
 			.life = event->from_life, .ready_us = v->now_us + 20 + draw(v, SILENCE_US)};
 	guest->heard_us = v->now_us;
+	guest->knows = guest->knows || event->knows;
 	if (v->now_us >= guest->ready_us)
 		post_message(v, (struct event){.kind = READY,
 					.to = event->from,
@@ -110,7 +113,7 @@ static bool is_ready(const struct sim_views *v, uint32_t me, uint32_t r)
 	const struct sim_rank *rank = &v->ranks[me];
 	const struct sim_guest *guest = &rank->guests[r];
 
-	return guest->life && !is_member(rank, r) && v->now_us >= guest->ready_us &&
+	return guest->life && guest->knows && !is_member(rank, r) && v->now_us >= guest->ready_us &&
 	       !has_hung_up(v, me, r);
 }
 
