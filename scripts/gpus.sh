@@ -306,6 +306,14 @@ deep_ep_of_python() {
 	TERN_LIBRARY=$BUILD/libtern.so PYTHONPATH=python${PYTHONPATH:+:$PYTHONPATH} python3 -m pytest -q --durations 0 python/tests/test_deep_ep.py -k on_gpus
 }
 
+# Where nobody is waited for: what the host takes of each call. Two ranks beside another deep_ep: docs/deep_ep.md.
+deep_ep_calls_of_python() {
+	compiled_calls || return
+	python3 -c 'import torch; torch.cuda.init()' 2>/dev/null || { echo "skip: no torch with CUDA"; return 77; }
+	TERN_LIBRARY=$BUILD/libtern.so PYTHONPATH=python${PYTHONPATH:+:$PYTHONPATH} torchrun --standalone --nproc-per-node 1 \
+		-m tern_ep.deep_ep.bench --device cuda --tokens 1 8 --most 128 --graph --rounds 200
+}
+
 models_of_python() {
 	compiled_calls || return
 	python3 -c 'import torch, pytest, transformers.distributed.expert_parallel; torch.cuda.init()' 2>/dev/null || { echo "skip: no torch with CUDA, or no transformers with expert parallelism"; return 77; }
@@ -318,10 +326,11 @@ stage_python() {
 	step python/models 240 models_of_python
 	step python/wheels 400 wheels_of_python
 	step python/calls 120 calls_of_python
+	step python/deep_ep_calls 120 deep_ep_calls_of_python
 	grep -hE '^(torch|numpy) |us ' "$LOGS/python-calls.log" 2>/dev/null | sed 's/^/   /'
 }
 
-for function in verify generate same_text near_logits measure beside_nccl with_library under summaries without_fault has_sanitizer sanitize planted compiled_calls tests_of_python deep_ep_of_python models_of_python from_wheels wheels_of_python calls_of_python; do export -f "${function?}"; done
+for function in verify generate same_text near_logits measure beside_nccl with_library under summaries without_fault has_sanitizer sanitize planted compiled_calls tests_of_python deep_ep_of_python models_of_python from_wheels wheels_of_python calls_of_python deep_ep_calls_of_python; do export -f "${function?}"; done
 export BUILD LOGS LIBS PLANTED gpus LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}
 export TERN_CUDA_LIBRARY=${TERN_CUDA_LIBRARY:-$BUILD/libtern_cuda.so} # not all programs lie beside it
 [ "$gpus" -gt 0 ] || { echo "skip: no GPUs here"; exit 77; }

@@ -61,21 +61,18 @@ static void want_nothing(struct tern_received *args)
 	args->counts_alignment = 1;
 }
 
+/* Borrowed, of a Wanted, which is a tuple with the alignment last but one. */
 static int get_wanted(PyObject *want, PyObject *arrays[6], uint64_t *alignment)
 {
-	static const char *const names[6] = {"wide_ids", "expert_counts", "expert_totals",
-		"waited_ns", "gemm_scales", "into_counts"};
-	PyObject *number;
 	int i;
 
-	for (i = 0; i < 6; i++) {
-		arrays[i] = PyObject_GetAttrString(want, names[i]);
-		if (!arrays[i])
-			return -1;
+	if (!PyTuple_Check(want) || PyTuple_Size(want) != 7) {
+		PyErr_SetString(PyExc_TypeError, "want takes a Wanted");
+		return -1;
 	}
-	number = PyObject_GetAttrString(want, "counts_alignment");
-	*alignment = number ? PyLong_AsUnsignedLongLongMask(number) : 0;
-	Py_XDECREF(number);
+	for (i = 0; i < 6; i++)
+		arrays[i] = PyTuple_GetItem(want, i < 5 ? i : 6);
+	*alignment = PyLong_AsUnsignedLongLongMask(PyTuple_GetItem(want, 5));
 	return PyErr_Occurred() ? -1 : 0;
 }
 
@@ -105,9 +102,8 @@ static int set_wanted_arrays(struct slot *slot, PyObject *moe, PyObject *want,
 
 int set_wanted(struct slot *slot, PyObject *moe, PyObject *want)
 {
-	PyObject *arrays[6] = {NULL};
+	PyObject *arrays[6];
 	uint64_t alignment;
-	int i, rc;
 
 	if (want == Py_None) {
 		if (slot->wanted)
@@ -116,12 +112,9 @@ int set_wanted(struct slot *slot, PyObject *moe, PyObject *want)
 		return 0;
 	}
 	slot->wanted = true;
-	rc = get_wanted(want, arrays, &alignment);
-	if (rc == 0)
-		rc = set_wanted_arrays(slot, moe, want, arrays, alignment);
-	for (i = 0; i < 6; i++)
-		Py_XDECREF(arrays[i]);
-	return rc;
+	return get_wanted(want, arrays, &alignment)
+		       ? -1
+		       : set_wanted_arrays(slot, moe, want, arrays, alignment);
 }
 
 int set_y(struct slot *slot, PyObject *moe, PyObject *y)

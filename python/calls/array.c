@@ -229,6 +229,43 @@ static PyObject *reader_direct(PyObject *object, void *unused)
 	return PyBool_FromLong(((struct reader *)object)->exchange != NULL);
 }
 
+/* fits(tensor, shape, type): whether it is dense, of that type (DLPack's code << 8 | bits) and shape, where None is any length, and requires
+ * no grad. False, too, of what only Python can tell. */
+static PyObject *reader_fits(PyObject *object, PyObject *const *args, Py_ssize_t nr)
+{
+	struct reader *reader = (struct reader *)object;
+	struct seen seen;
+	unsigned long type;
+	void *address;
+	int found, i;
+	int64_t step = 1;
+	PyObject *length;
+
+	type = nr == 3 ? PyLong_AsUnsignedLong(args[2]) : 0;
+	if (PyErr_Occurred())
+		return NULL;
+	if (nr != 3 || !PyTuple_Check(args[1]))
+		return PyErr_Format(PyExc_TypeError, "a tensor, a tuple and a type are taken");
+	if (!reader->exchange || args[0] == Py_None)
+		Py_RETURN_FALSE;
+	found = see(reader, args[0], &seen, &address);
+	if (found != SEEN || seen.nr_dims != PyTuple_Size(args[1]))
+		return found < 0 ? NULL : PyBool_FromLong(0);
+	for (i = seen.nr_dims - 1; i >= 0; i--) {
+		length = PyTuple_GetItem(args[1], i);
+		if (length != Py_None && PyLong_AsLongLong(length) != seen.shape[i])
+			return PyErr_Occurred() ? NULL : PyBool_FromLong(0);
+		if (seen.shape[i] > 1 && seen.strides[i] != step)
+			Py_RETURN_FALSE;
+		step *= seen.shape[i];
+	}
+	return PyBool_FromLong(seen.dtype == ((type & 0xff00) << 24 | (type & 0xff) << 16 | 1));
+}
+
+static PyMethodDef reader_methods[] = {
+	{"fits", (PyCFunction)(void (*)(void))reader_fits, METH_FASTCALL, NULL},
+	{NULL, NULL, 0, NULL},
+};
 static PyGetSetDef reader_values[] = {
 	{"direct", reader_direct, NULL, "Whether a framework's own functions are asked.", NULL},
 	{NULL, NULL, NULL, NULL, NULL},
@@ -237,6 +274,7 @@ static PyType_Slot reader_slots[] = {
 	{Py_tp_new, reader_new},
 	{Py_tp_dealloc, reader_free},
 	{Py_tp_getset, reader_values},
+	{Py_tp_methods, reader_methods},
 	{0, NULL},
 };
 PyType_Spec reader_spec = {

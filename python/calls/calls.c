@@ -185,10 +185,9 @@ static PyObject *calls_dispatch_for_good(PyObject *self, arguments a, Py_ssize_t
 		return NULL;
 	slot = slot_of(calls, a[1]);
 	tag = PyLong_FromLong(0);
-	if (slot && tag) {
+	if (slot && tag && set_wanted(slot, a[0], Py_None) == 0) {
 		slot->received.into_counts = PyLong_AsVoidPtr(a[8]);
 		slot->received.into_offsets = PyLong_AsVoidPtr(a[9]);
-		slot->wanted = false;
 		result = dispatch_with(
 			calls, a[0], slot, slot, a[0], a + 2, Py_None, tag, a + 6, Py_None);
 		slot->received.into_counts = NULL;

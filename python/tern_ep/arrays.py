@@ -373,7 +373,7 @@ class Torch(Numpy):
         self.tensor = torch.Tensor
         self.address = torch.Tensor.data_ptr
         self.dtypes = {dtype: getattr(torch, name) for dtype, name in NAMES.items()}
-        self._like = torch.empty_like
+        self.like = torch.empty_like
         self._templates: Dict[Tuple[Tuple[int, ...], Any], Any] = {}
         self._settle(torch.device("cpu"))
 
@@ -414,17 +414,15 @@ class Torch(Numpy):
         """torch.empty takes twice as long, as it reads shape, type and device anew: here they are those of a template."""
         template = self._templates.get((shape, dtype))
         if template is None:
-            template = self._template(shape, dtype)
-        return self._like(template)
+            if len(self._templates) >= 256:  # prompts have many lengths
+                self._templates.clear()
+            template = self._templates[shape, dtype] = self.template(shape, dtype)
+        return self.like(template)
 
-    def _template(self, shape: Tuple[int, ...], dtype: Any) -> Any:
+    def template(self, shape: Tuple[int, ...], dtype: Any) -> Any:
         """One element, expanded. It takes no memory, which might be a graph's."""
-        if len(self._templates) >= 256:  # prompts have many lengths
-            self._templates.clear()
         with self.lasting():
-            template = self._one[: dtype.itemsize].view(dtype).expand(shape)
-        self._templates[shape, dtype] = template
-        return template
+            return self._one[: dtype.itemsize].view(dtype).expand(shape)
 
 
 class _DeviceMemory:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable, Dict, NamedTuple, Optional, Tuple
 
 import numpy as np
@@ -58,8 +57,7 @@ def shapes(moe: "Exchange") -> Dict[str, Shape]:
     return found
 
 
-@dataclass(frozen=True)
-class Wanted:
+class Wanted(NamedTuple):
     """Arrays that a dispatch fills beside the rows, in the exchange's kind of memory, each dense; they have to live until it is done."""
 
     wide_ids: Optional[Array] = None

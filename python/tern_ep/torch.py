@@ -76,6 +76,8 @@ class _Sizes:
             outputs["scales"] = ((nr_rows, config.nr_blocks), torch.float32 if config.scale == Scale.FP32 else torch.uint8)
         self.names = tuple(outputs)
         self.outputs = tuple(outputs.values())
+        assert isinstance(moe.kind, Torch)
+        self.templates = [moe.kind.template(shape, dtype) for shape, dtype in self.outputs]
 
     def fakes(self, x: Tensor) -> Tuple[Tensor, ...]:
         """What the compiler reckons with."""
@@ -99,7 +101,7 @@ def _dispatch(
     sizes, moe = _of(exchange)
     kind = moe.kind
     assert isinstance(kind, Torch)
-    outputs = tuple([kind.new(shape, dtype) for shape, dtype in sizes.outputs])
+    outputs = tuple([kind.like(template) for template in sizes.templates])
     rows, counts, offsets = outputs[:3]
     into_x = rows if sizes.direct else None
     into_scales = outputs[-1] if sizes.direct and sizes.fp8 else None

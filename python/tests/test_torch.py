@@ -405,3 +405,18 @@ def test_a_batched_tensor_is_refused() -> None:
         with pytest.raises((RuntimeError, tern_ep.Error)):
             torch.func.vmap(lambda one: moe.dispatch(one, ids, weights).x)(x.unsqueeze(0))
         assert (moe.combine(moe.dispatch(x, ids, weights).x) == 2).all()
+
+
+def test_operators_after_a_call_that_wanted_more() -> None:
+    """What the last plain call wanted beside rows is not written again."""
+    with tern_ep.Group.alone() as group, tern_ep.Exchange(group, PLAIN, arrays="torch") as moe:
+        ops = tern_ep.torch.Ops(moe)
+        x, ids, weights = given_tensors()
+        totals = torch.zeros(8, dtype=torch.int64)
+        counts = torch.zeros(8, dtype=torch.int32)
+        moe.combine(moe.dispatch(x, ids, weights, want=tern_ep.Wanted(expert_totals=totals, into_counts=counts)).x)
+        rows = ops.dispatch(x, ids, weights)
+        assert (ops.combine(rows.x, 3) == 2).all()
+        assert totals.tolist() == counts.tolist() == rows.counts.tolist() == [3, 3] + [0] * 6
+        with pytest.raises(TypeError, match="want takes a Wanted"):
+            moe.dispatch(x, ids, weights, want=(totals,))  # type: ignore[arg-type]

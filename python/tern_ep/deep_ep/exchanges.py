@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 
+from .._calls import Reader
 from .._dynamo import leave_alone
 from ..config import Config, Device
 from ..errors import InvalidError, StateError
@@ -68,8 +69,15 @@ def device_of(tensor: Any) -> Device:
     return Device.CPU if tensor.device.type == "cpu" else Device.CUDA
 
 
+_TENSORS = Reader(torch.Tensor, None, None, False, getattr(torch.Tensor, "__dlpack_c_exchange_api__", None), -1)
+# DLPack's code and bits of what callers bring.
+_TYPES: Dict[Tuple[Any, ...], int] = {(torch.bfloat16,): 4 << 8 | 16, (torch.int64,): 64, (torch.int32,): 32, (torch.float32,): 2 << 8 | 32}
+
+
 def check(name: str, tensor: Any, shape: Tuple[Optional[int], ...], *dtypes: Any) -> Any:
     """The tensor, without a graph of gradients, if it is dense and has that shape (None: any length) and one of the types."""
+    if _TENSORS.fits(tensor, shape, _TYPES.get(dtypes, 0)):
+        return tensor
     if not isinstance(tensor, torch.Tensor):
         raise InvalidError(f"{name} is {type(tensor).__name__}; it has to be a tensor")
     have = tensor.shape

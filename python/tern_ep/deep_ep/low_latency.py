@@ -126,11 +126,11 @@ class LowLatency:
             lane.moe.mask(rank)
         self.masked.add(rank)
 
-    def _waiting(self, moe: Exchange, call: Callable[[], Any]) -> Any:
+    def _waiting(self, moe: Exchange, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
         """With enable_shrink a rank that lets others wait for too long is masked, as deep_ep does, and the call goes on."""
         while True:
             try:
-                return call()
+                return call(*given, **named)
             except WaitTimeoutError as error:
                 if not moe.config.masks or error.report is None:
                     raise
@@ -202,7 +202,7 @@ class LowLatency:
         scales = self._shown(into_scales, columns, nr_local, positions, unpacked)
 
         def receive() -> None:
-            made.received = self._waiting(moe, lambda: moe.dispatch_recv(slot, into_x=flat, into_scales=into_scales, want=want))
+            made.received = self._waiting(moe, moe.dispatch_recv, slot, into_x=flat, into_scales=into_scales, want=want)
             arrived()
 
         def arrived() -> None:
@@ -212,10 +212,10 @@ class LowLatency:
                 totals.add_(made.counts)
 
         if hook:
-            self._waiting(moe, lambda: moe.dispatch_send(x, ids, slot=slot))
+            self._waiting(moe, moe.dispatch_send, x, ids, slot=slot)
             made.pending = receive
         else:
-            made.received = self._waiting(moe, lambda: moe.dispatch(x, ids, slot=slot, into_x=flat, into_scales=into_scales, want=want))
+            made.received = self._waiting(moe, moe.dispatch, x, ids, slot=slot, into_x=flat, into_scales=into_scales, want=want)
             arrived()
         lane.rounds[slot] = made
         lane.next = (slot + 1) % _SLOTS
@@ -274,14 +274,14 @@ class LowLatency:
         slot, y = there.slot, x.view(-1, hidden)
 
         def receive() -> None:
-            self._waiting(moe, lambda: moe.combine_recv(slot, out=out))
+            self._waiting(moe, moe.combine_recv, slot, out=out)
             lane.rounds[slot] = None
 
         if hook:
-            self._waiting(moe, lambda: moe.combine_send(y, slot=slot, topk_weights=weights))
+            self._waiting(moe, moe.combine_send, y, slot=slot, topk_weights=weights)
             there.combining, there.pending = True, receive
             return out, there.finish
-        self._waiting(moe, lambda: moe.combine(y, slot=slot, topk_weights=weights, out=out))
+        self._waiting(moe, moe.combine, y, slot=slot, topk_weights=weights, out=out)
         lane.rounds[slot] = None
         return out, None
 
@@ -294,7 +294,7 @@ class LowLatency:
         x = ids.new_zeros((ids.shape[0], config.hidden), dtype=torch.bfloat16)
         kind = torch.bfloat16 if config.scale == Scale.NONE else torch.float8_e4m3fn
         into = ids.new_empty((moe.max_rows, config.hidden), dtype=kind)
-        made.received = self._waiting(moe, lambda: moe.dispatch(x, ids, slot=slot, into_x=into, into_scales=lane.scales[slot]))
+        made.received = self._waiting(moe, moe.dispatch, x, ids, slot=slot, into_x=into, into_scales=lane.scales[slot])
         lane.rounds[slot] = made
         lane.next = (slot + 1) % _SLOTS
         return made
