@@ -190,7 +190,7 @@ stage_plain() {
 	every plain 240 "$BUILD" 'unit/test_*'
 	every plain 240 "$BUILD" 'exchange/test_*'
 	every plain 240 "$BUILD" 'faults/test_[!s]*'
-	every plain 240 "$BUILD" 'faults/test_s*' env TERN_TEST_DIVISOR=2
+	every plain 240 "$BUILD" 'faults/test_s*' env TERN_TEST_DIVISOR=4
 	every plain 240 "$BUILD" 'device/test_*' env TERN_CUDA_LIBRARY="$cuda"
 	emulated emulated/device "$BUILD" TERN_TEST_CASES=6 "$BUILD/tests/device/test_device"
 	# Blocks that note slices of plans, as in groups of many ranks, which have more than a warp has lanes.
@@ -208,7 +208,7 @@ stage_plain() {
 	for name in processes handles elastic elastic-ht closing; do : >"$LOGS/emulated-$name"; done # whose turn it is, of the processes of one test
 	emulated emulated/processes "$BUILD" TERN_EMULATED_PROCESSES="$LOGS/emulated-processes" TERN_TEST_WAIT_MS=500 "$BUILD/tests/device/test_processes"
 	emulated emulated/elastic "$BUILD" TERN_EMULATED_PROCESSES="$LOGS/emulated-elastic" TERN_TEST_WAIT_MS=500 TERN_TEST_KILLS=2 TERN_TEST_MODE=1 "$BUILD/tests/device/test_elastic"
-	emulated emulated/elastic_ht "$BUILD" TERN_EMULATED_PROCESSES="$LOGS/emulated-elastic-ht" TERN_TEST_MODE=2 TERN_TEST_ONLY="*half*" "$BUILD/tests/device/test_elastic"
+	emulated emulated/elastic_ht "$BUILD" TERN_EMULATED_PROCESSES="$LOGS/emulated-elastic-ht" TERN_TEST_MODE=2 TERN_TEST_SCENES=2 TERN_TEST_ONLY="*half*" "$BUILD/tests/device/test_elastic"
 	emulated emulated/closing "$BUILD" TERN_EMULATED_PROCESSES="$LOGS/emulated-closing" "$BUILD/tests/device/test_closing"
 	emulated emulated/processes_by_handles "$BUILD" TERN_FORCE_HANDLES=1 TERN_EMULATED_PROCESSES="$LOGS/emulated-handles" TERN_TEST_WAIT_MS=500 "$BUILD/tests/device/test_processes"
 	emulated emulated/schedules "$BUILD" TERN_TEST_CASES=24 "$BUILD/tests/emulated/test_schedules"
@@ -224,13 +224,13 @@ stage_plain() {
 	done
 	emulated emulated/device_nodes "$BUILD" TERN_TEST_NODES=ab TERN_TRANSPORT=shm TERN_TEST_WITHOUT=stalled TERN_TEST_DIVISOR=8 TERN_TEST_SEED=1001 TERN_TEST_CASES=3 "$BUILD/tests/device/test_device"
 	emulated emulated/device_direct "$BUILD" TERN_PROXY_AWAKE=1 TERN_TEST_NODES=aabc TERN_TRANSPORT=copying TERN_TEST_WITHOUT=_ TERN_TEST_SEED=1401 TERN_TEST_CASES=4 "$BUILD/tests/device/test_device"
-	emulated emulated/direct "$BUILD" "$BUILD/tests/device/test_direct"
+	emulated emulated/direct "$BUILD" TERN_TEST_ROUNDS=2 "$BUILD/tests/device/test_direct"
 	emulated emulated/writes "$BUILD" "$BUILD/tests/device/test_writes"
 	emulated emulated/writes_4_nodes "$BUILD" TERN_TEST_RANKS=8 TERN_TEST_NODES=aabbccdd TERN_TEST_ROUNDS=2 TERN_TEST_WITHOUT=high "$BUILD/tests/device/test_writes"
 	emulated emulated/writes_nodes_of_4 "$BUILD" TERN_TEST_RANKS=8 TERN_TEST_NODES=aaaabbbb TERN_TEST_ROUNDS=2 TERN_TEST_WITHOUT=high "$BUILD/tests/device/test_writes"
 	emulated emulated/hostile_direct "$BUILD" TERN_TEST_NODES=ab TERN_TRANSPORT=copying TERN_TEST_SEED=1500 TERN_TEST_CASES=4 "$BUILD/tests/device/test_hostile"
 	emulated emulated/nvlink_domains "$BUILD" TERN_EMULATED_NVLINK_DOMAIN=2 TERN_TEST_WITHOUT=_ TERN_TEST_REPLICAS=0 TERN_TRANSPORT=shm TERN_TEST_SEED=1200 TERN_TEST_CASES=6 "$BUILD/tests/device/test_device"
-	emulated emulated/device_nodes_sliced "$BUILD" TERN_FORCE_SLICES=1 TERN_TEST_NODES=aab TERN_TRANSPORT=shm TERN_TEST_WITHOUT=_ TERN_TEST_SEED=1301 TERN_TEST_CASES=4 "$BUILD/tests/device/test_device"
+	emulated emulated/device_nodes_sliced "$BUILD" TERN_FORCE_SLICES=1 TERN_TEST_NODES=aab TERN_TRANSPORT=shm TERN_TEST_WITHOUT=_ TERN_TEST_SEED=1301 TERN_TEST_CASES=2 "$BUILD/tests/device/test_device"
 	emulated emulated/device_nodes_without_lines "$BUILD" TERN_EMULATED_LINES=0 TERN_TEST_WITHOUT=_ TERN_TEST_NODES=aabc TERN_TRANSPORT=shm TERN_TEST_SEED=1100 TERN_TEST_CASES=3 "$BUILD/tests/device/test_device"
 	for script in tests/cli/test_*.sh tests/install/test_*.sh; do
 		[ -e "$script" ] && test "plain/${script#tests/}" 240 env BUILD="$BUILD" "$script"
@@ -363,7 +363,7 @@ stage_address() {
 	# shellcheck disable=SC2086
 	every address 300 "$BUILD/address" 'unit/test_*' env TERN_TEST_DIVISOR=4 $options
 	# shellcheck disable=SC2086
-	every address 300 "$BUILD/address" 'exchange/test_[!c]*' env TERN_TEST_DIVISOR=8 $options
+	every address 300 "$BUILD/address" 'exchange/test_[!c]*' env TERN_TEST_DIVISOR=12 $options
 	# shellcheck disable=SC2086
 	every address 300 "$BUILD/address" 'faults/test_[ef]*' env TERN_TEST_DIVISOR=4 $options
 	# Lanes outlive the threads that run them, and with these their fake stacks.
