@@ -83,6 +83,7 @@ share emulated-long-direct env TERN_CUDA_LIBRARY="$BUILD/emulated/libtern_cuda.s
 share emulated-direct-address env TERN_CUDA_LIBRARY="$BUILD/address/emulated/libtern_cuda.so" TERN_TEST_SHARING=7 "$BUILD/address/tests/device/test_direct"
 share emulated-direct-thread env TERN_CUDA_LIBRARY="$BUILD/thread/emulated/libtern_cuda.so" TERN_TEST_WITHOUT=too_early TERN_EMULATED_SMS=2 TERN_TEST_SHARING=1 TERN_TEST_ROUNDS=2 TERN_EMULATED_STORES=direct \
 	TSAN_OPTIONS="halt_on_error=1 suppressions=tests/device/emulate/tsan.supp" "$BUILD/thread/tests/device/test_direct"
+share emulated-writes env TERN_CUDA_LIBRARY="$BUILD/emulated/libtern_cuda.so" TERN_TEST_RANKS=8 TERN_TEST_NODES=aaaabbbb TERN_TEST_SHARING=7 "$BUILD/tests/device/test_writes"
 share emulated-nodes env BUILD="$BUILD" LONG=1 tests/device/nodes.sh
 share emulated-overlap env BUILD="$BUILD" tests/device/overlap.sh
 share emulated-hostile-address env TERN_CUDA_LIBRARY="$BUILD/address/emulated/libtern_cuda.so" TERN_TEST_SEED="$seed" TERN_TEST_CASES=30 TERN_TEST_SHARING=7 \
