@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "gpu/host/inside.h"
@@ -51,6 +53,19 @@ void devices_keep_homes_together(struct job *job)
 		if (test_node((int)(r / n * n), (int)job->nr_ranks, first, sizeof(first)) &&
 			strcmp(test_node((int)r, (int)job->nr_ranks, other, sizeof(other)), first))
 			job->config.replica_ranks = 1;
+}
+
+int devices_count_apart(void)
+{
+	int status, nr = 0;
+	pid_t pid;
+
+	fflush(NULL);
+	pid = fork();
+	if (pid == 0)
+		_exit(devices_open(&nr) ? nr : 0);
+	return pid > 0 && waitpid(pid, &status, 0) == pid && WIFEXITED(status) ? WEXITSTATUS(status)
+									       : 0;
 }
 
 void devices_draw_job(

@@ -12,6 +12,10 @@
  */
 const struct bench_device_ops *devices_open(int *nr_devices);
 
+/* How many there are, as a process finds that is over then: the parent of processes that use
+ * devices may not have used one. 0: none, and the reason has been printed. */
+int devices_count_apart(void);
+
 /* A random job of a state, for devices: TERN_TEST_REPLICAS (1; 0: no replica ranks),
  * TERN_TEST_SHARING (so many slots of ranks on a device, 16). */
 void devices_draw_job(

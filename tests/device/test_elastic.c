@@ -765,15 +765,9 @@ int main(void)
 		cmocka_unit_test(one_leaves), cmocka_unit_test(experts_are_lost),
 		cmocka_unit_test(lost_experts_come_back),
 		cmocka_unit_test(stopped_peer_spoils_nothing)};
-	int status, nr = 0, nr_failed = 0;
-	pid_t pid;
+	int nr_failed = 0;
 
-	fflush(NULL);
-	pid = fork(); /* the parent of processes that use devices may not have used one */
-	if (pid == 0)
-		_exit(devices_open(&nr) ? nr : 0);
-	if (pid < 0 || waitpid(pid, &status, 0) != pid || !WIFEXITED(status) ||
-		!WEXITSTATUS(status))
+	if (!devices_count_apart())
 		return 77;
 	nr_ranks = (int)devices_setting("TERN_TEST_RANKS", MOST_RANKS);
 	cmocka_set_test_filter(getenv("TERN_TEST_ONLY"));

@@ -22,20 +22,6 @@
 
 static int short_ms; /* the wait of those who notice by its end */
 
-/* The parent of processes that use devices may not have used one. */
-static int count_devices(void)
-{
-	int status, nr = 0;
-	pid_t pid;
-
-	fflush(NULL);
-	pid = fork();
-	if (pid == 0)
-		_exit(devices_open(&nr) ? nr : 0);
-	return pid > 0 && waitpid(pid, &status, 0) == pid && WIFEXITED(status) ? WEXITSTATUS(status)
-									       : 0;
-}
-
 static int enter(struct rank *rank, struct device_rounds *rounds)
 {
 	static struct job job;
@@ -213,7 +199,7 @@ int main(void)
 	};
 
 	short_ms = (int)devices_setting("TERN_TEST_WAIT_MS", 1500);
-	if (count_devices() < 1) {
+	if (devices_count_apart() < 1) {
 		printf("no GPU\n");
 		return 77;
 	}
