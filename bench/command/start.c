@@ -40,7 +40,7 @@ int transport_check(const char *transport)
 
 /* ---- starting ranks -------------------------------------------------------------------------- */
 
-static int find_self(const struct bench_args *args, char *path, size_t size)
+int find_self(const struct bench_args *args, char *path, size_t size)
 {
 	ssize_t length = readlink("/proc/self/exe", path, size - 1);
 

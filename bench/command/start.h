@@ -6,6 +6,9 @@
 
 #include "bench/command/args.h"
 
+/* The path of this program; -1: why not has been said on stderr. */
+int find_self(const struct bench_args *args, char *path, size_t size);
+
 /* The exit code. */
 int bench_start(const struct bench_args *args, int argc, char **argv);
 

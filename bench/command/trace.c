@@ -10,6 +10,7 @@
 #include <sys/utsname.h>
 
 #include "base/clock.h"
+#include "group/group.h"
 #include "testkit/json.h"
 #include "testkit/trace/clocks.h"
 #include "testkit/trace/trace.h"
@@ -68,7 +69,6 @@ static int bound_clocks(struct trace_file *file, struct trace_rank *mine)
 	int64_t to_first[file->nr_ranks], all[file->nr_ranks * file->nr_ranks];
 	int rc = 0;
 
-	b->there = INT64_MAX;
 	for (uint32_t r = 0; r < file->nr_ranks; r++)
 		to_first[r] = INT64_MAX;
 	for (int i = 0; i < MESSAGES && !rc; i++) {
@@ -218,16 +218,6 @@ static void write_head(struct trace_file *file)
 	name_it(file, "thread_name", 0, CASES_THREAD, "cases");
 }
 
-static int agree(struct trace_file *file, int rc)
-{
-	int all[file->nr_ranks];
-	int lost = tern_group_allgather(file->group, &rc, all, sizeof(rc));
-
-	for (uint32_t r = 0; r < file->nr_ranks && !lost; r++)
-		lost = all[r];
-	return lost;
-}
-
 static int open_alone(struct trace_file *file)
 {
 	file->offsets = calloc(file->nr_ranks, sizeof(*file->offsets));
@@ -276,7 +266,7 @@ int trace_file_open(const struct bench_args *args, tern_group *group, struct tra
 	f->program = args->program;
 	f->rank = (uint32_t)tern_group_rank(group);
 	f->nr_ranks = (uint32_t)tern_group_nr_ranks(group);
-	rc = agree(f, open_alone(f));
+	rc = group_agree_status(group, open_alone(f), "tern bench --trace");
 	rc = rc ? rc : compare_clocks(f);
 	if (rc) {
 		free_file(f);
@@ -326,7 +316,7 @@ static void write_threads(struct trace_file *file, uint32_t first, char (*names)
 static int gather_threads(struct trace_file *file, uint32_t most)
 {
 	char(*mine)[TRACE_NAME_BYTES] = calloc((size_t)PIECE * (file->nr_ranks + 1), sizeof(*mine));
-	int rc = agree(file, mine ? 0 : TERN_ERR_NOMEM);
+	int rc = group_agree_status(file->group, mine ? 0 : TERN_ERR_NOMEM, "tern bench --trace");
 
 	for (uint32_t first = 0; first < most && !rc; first += PIECE) {
 		for (uint32_t t = 0; t < PIECE && trace_thread_name(first + t); t++)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* In the build without marks: its sibling that has them does it all. */
+#include "bench/command/start.h"
 #include "bench/command/trace.h"
 
 #include <errno.h>
@@ -12,21 +13,21 @@
 int trace_command(const struct bench_args *args, int argc, char **argv)
 {
 	char **command, path[PATH_MAX];
-	ssize_t length;
 
 	if (!args->trace)
 		return 0;
+	if (find_self(args, path, sizeof(path) - sizeof("-traced")))
+		return 1;
+	strcat(path, "-traced");
 	command = calloc((size_t)argc + 2, sizeof(*command));
-	length = readlink("/proc/self/exe", path, sizeof(path) - sizeof("-traced"));
-	if (command && length > 0) {
-		strcpy(path + length, "-traced");
+	if (command) {
 		command[0] = path;
 		command[1] = (char *)"bench";
 		memcpy(command + 2, argv + 1, (size_t)(argc - 1) * sizeof(*command));
 		execv(path, command);
 	}
-	fprintf(stderr, "%s: --trace: %s: %s; `make traced` builds it\n", args->program,
-		length > 0 ? path : "/proc/self/exe", strerror(errno));
+	fprintf(stderr, "%s: --trace: %s: %s; `make traced` builds it\n", args->program, path,
+		strerror(errno));
 	free(command);
 	return 1;
 }
