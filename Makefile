@@ -41,6 +41,8 @@ BENCH_CUDA_CU := $(wildcard testkit/device/cuda/*.cu bench/nccl/*.cu)
 KERNELS_CU := $(foreach d,ll ht internode plans beside common,$(wildcard src/gpu/cuda/$d/*.cu))
 # The experts' kernels are of sm_90a's own instructions.
 LAYER_OBJ := $(BUILD)/obj/src/gpu/cuda/layer/$(if $(filter 90a,$(CUDA_ARCH)),gemm.cu.o,none.o)
+# What libtern_cuda.so is made of, in wheels too.
+CUDA_OBJ   = $(call obj,$(CUDA_SRC)) $(patsubst %,$(BUILD)/obj/%.o,$(KERNELS_CU)) $(LAYER_OBJ)
 KERNELS_H := $(wildcard src/gpu/wire/*.h src/gpu/cuda/*.h src/gpu/cuda/*/*.h src/gpu/cuda/*/*.cuh)
 NVFLAGS   += -O3 -std=c++17 -Isrc -I. -Iinclude -Xcompiler -fPIC,-fvisibility=hidden $(foreach a,$(CUDA_ARCH),-gencode=arch=compute_$a,code=sm_$a) \
 	     $(foreach a,$(CUDA_PTX),-gencode=arch=compute_$a$(comma)code=compute_$a)
@@ -170,7 +172,7 @@ $(BUILD)/obj/%.cu.o: %.cu $(KERNELS_H) $(wildcard bench/lab/*.h bench/lab/ways/*
 $(BUILD)/obj/src/gpu/cuda/layer/gemm.cu.o: CUDA_ARCH := 90a
 $(BUILD)/obj/src/gpu/cuda/layer/gemm.cu.o: CUDA_PTX :=
 $(call obj,$(CUDA_SRC) $(BENCH_CUDA_SRC) src/gpu/cuda/layer/none.c): CFLAGS += -isystem $(CUDA_HOME)/include
-$(BUILD)/libtern_cuda.so: $(call obj,$(CUDA_SRC)) $(patsubst %,$(BUILD)/obj/%.o,$(KERNELS_CU)) $(LAYER_OBJ)
+$(BUILD)/libtern_cuda.so: $(CUDA_OBJ)
 $(BUILD)/libtern_bench_cuda.so: $(call obj,$(BENCH_CUDA_SRC)) $(patsubst %,$(BUILD)/obj/%.o,$(BENCH_CUDA_CU))
 MARKED_CUDA := $(patsubst %,$(BUILD)/marked/%.o,$(CUDA_SRC) $(KERNELS_CU))
 $(patsubst %.c,$(BUILD)/marked/%.c.o,$(CUDA_SRC)): $(BUILD)/marked/%.c.o: %.c

@@ -21,7 +21,7 @@ $(PORTABLE)/tern: $(call obj,$(CLI_SRC) $(BENCH_SRC) $(TESTKIT_SRC) $(SIM_SRC) $
 	@echo '  LINK $@'
 	$(Q)$(CC) $(LDFLAGS) $(filter %.o,$^) -o $@ -s $(FOR_GLIBC)
 
-$(PORTABLE)/libtern_cuda.so: $(call obj,$(CUDA_SRC)) $(patsubst %,$(BUILD)/obj/%.o,$(KERNELS_CU)) $(LATER) $(STUBS)/libc.so
+$(PORTABLE)/libtern_cuda.so: $(CUDA_OBJ) $(LATER) $(STUBS)/libc.so
 	@echo '  LINK $@'
 	$(Q)$(NVCC) -shared -cudart static -Xlinker --exclude-libs,ALL,-soname,$(@F) $(filter %.o,$^) -o $@ -Xlinker -s \
 		-L$(STUBS) -Xlinker --no-as-needed -ldl -lpthread -lm -lloader -Xlinker --allow-shlib-undefined,-z,defs
