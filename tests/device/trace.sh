@@ -3,6 +3,7 @@
 # tern bench --trace on GPUs: where their blocks have been, of exchanges in both modes and of layers, on emulated ones (no GPU runs) or with GPUS=1 on real ones.
 if [ -n "${GPUS:-}" ]; then
 	. "${BASH_SOURCE%/*}/judge.sh"
+	export TERN_CUDA_LIBRARY=$BUILD/libtern_cuda_traced.so
 else
 	. "${BASH_SOURCE%/*}/emulated.sh"
 fi

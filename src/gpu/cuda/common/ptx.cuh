@@ -21,13 +21,15 @@ __device__ __forceinline__ void piece_store(void *to, uint4 v)
 		     : "memory");
 }
 
-/* A piece of my own window, past the L1 cache, which peers' stores do not reach. */
+/* A piece of my own window, past the L1 cache, which peers' stores do not reach. Volatile, which is
+ * relaxed too: of a relaxed load ptxas leaves out words that nobody uses, and what is left in two
+ * loads may be of two rounds. */
 __device__ __forceinline__ uint4 piece_load(const void *from)
 {
 	uint4 v;
 
 	asm volatile("{ .reg .b64 lo, hi; .reg .b128 v;\n\t"
-		     "ld.relaxed.sys.global.b128 v, [%4]; mov.b128 {lo, hi}, v;\n\t"
+		     "ld.volatile.global.b128 v, [%4]; mov.b128 {lo, hi}, v;\n\t"
 		     "mov.b64 {%0, %1}, lo; mov.b64 {%2, %3}, hi; }"
 		     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
 		     : "l"(from)
