@@ -10,7 +10,7 @@
  * Why a row of the next round may overwrite one there. Low latency: the source sends it when it has
  * all results of this round, and each rank has sent it its own behind its dispatch. High
  * throughput: when it has the counts of all for that round, which each rank sends behind this one.
- * What comes to the gateway's landing does so for the same reasons. */
+ * What comes to the gateway's landing does so for the same reasons. tests/models/hops.pml. */
 #ifndef TERN_GPU_CUDA_INTERNODE_FORWARD_CUH
 #define TERN_GPU_CUDA_INTERNODE_FORWARD_CUH
 

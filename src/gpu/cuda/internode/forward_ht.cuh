@@ -4,8 +4,8 @@
  *   before (release)                             after (acquire)    so that
  *   forward_high: all lanes' stores, __syncwarp,  await_forwarded   who sees the mark sees the row; and
  *     a fence, then the mark                                        the source's rows of the next round
- *                                                                   come behind all reads of this one
- *                                                                   by way of the counts
+ *                                                                   come behind all reads of this
+ * one by way of the counts
  */
 #ifndef TERN_GPU_CUDA_INTERNODE_FORWARD_HT_CUH
 #define TERN_GPU_CUDA_INTERNODE_FORWARD_HT_CUH
@@ -36,8 +36,7 @@ __device__ __forceinline__ struct row_from row_in_landing(
 __device__ __forceinline__ uint64_t scales_at(
 	const struct gpu_dispatch *d, const struct ht_exchange *h, uint32_t position)
 {
-	return h->window.scales +
-	       (uint64_t)position * d->exchange.row.nr_lines * d->scale_bytes;
+	return h->window.scales + (uint64_t)position * d->exchange.row.nr_lines * d->scale_bytes;
 }
 
 /* This rank's. */
@@ -101,8 +100,8 @@ static __device__ __forceinline__ void copy_row_to(const struct gpu_dispatch *d,
 
 /* Where a source on another node would store the beginning of a token's head: 16 bytes, of which
  * the epoch is the mark. All else that is read there finds no row in it. */
-__device__ __forceinline__ uint64_t mark_at(const struct gpu_exchange *e,
-	const struct ht_exchange *h, uint32_t source, uint32_t token)
+__device__ __forceinline__ uint64_t mark_at(
+	const struct gpu_exchange *e, const struct ht_exchange *h, uint32_t source, uint32_t token)
 {
 	return head_at(e, h, source, token, 0);
 }
