@@ -862,8 +862,8 @@ struct tern_stats {
 	uint64_t combine_bytes;  /* stored for homes by combine, self included */
 	uint64_t rows_received;
 	uint64_t engine_bytes; /* written to ranks that are not mapped: rows once for each node in
-				  high-throughput mode (on a device once for each rank), headers and
-				  counts included */
+				  high-throughput mode, on a device in both, headers and counts
+				  included */
 };
 TERN_API int tern_moe_stats(const tern_moe *moe, struct tern_stats *stats);
 /* Routes that this rank's tokens took to each logical expert: counts[E]. nr must be E. */

@@ -75,7 +75,7 @@ static void check_places(struct rank *rank, const struct scene *scene, const ter
 	bool high = moe->config.mode == TERN_HIGH_THROUGHPUT;
 	const uint64_t at[] = {
 		l->window.rows + (uint64_t)moe->rank * moe->config.max_tokens * l->window.row_bytes,
-		high ? l->ht.results : l->window.results, l->ht.x};
+		high ? l->ht.results : l->window.results, 0};
 
 	for (uint32_t i = high; i < (high ? 3 : 2); i++) {
 		uint8_t *to = t->to[parts[i]][t->ranks[0].rank];
@@ -97,6 +97,7 @@ static uint64_t head_bytes(const tern_moe *moe)
 				: internode_align((uint64_t)c->max_tokens * c->topk * 16) +
 					  internode_align((uint64_t)c->max_tokens * 8);
 
+	each += internode_align((c->max_tokens + 1ull) * t->way_bytes);
 	return 2 * t->nr_internode * each;
 }
 

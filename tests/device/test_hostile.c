@@ -45,6 +45,7 @@ enum words {
 	NUMBER,       /* of token 0's row, index 0, or of its result, 1: from another node */
 	WAY,          /* two hops: of row 0, index 1, or how many there are, 0 */
 	WAY_TO,       /* likewise: which ranks of the node row 0 goes to */
+	WAY_POSITION, /* likewise: the first position on the first of them */
 	OWN_POSITION, /* of rank 1's own head */
 	OWN_EPOCH,
 	ARRIVAL, /* of a dispatch from another node: the word that the proxy makes of a head's epoch
@@ -186,9 +187,13 @@ static int strike(
 			r, place(r, internode, INTERNODE_NUMBERS, a->index * 4ull), a->value);
 	case WAY:
 	case WAY_TO:
+	case WAY_POSITION:
 		return poke_word(r,
 			place(r, internode, INTERNODE_WAYS,
-				a->index * INTERNODE_WAY_BYTES + (a->word == WAY_TO ? 4 : 0)),
+				(uint64_t)a->index * internode->way_bytes +
+					(a->word == WAY_TO                ? 4
+						: a->word == WAY_POSITION ? INTERNODE_WAY_BYTES
+									  : 0)),
 			a->value);
 	case OWN_POSITION:
 		return poke_word(r, place(r, internode, INTERNODE_HEADS, own_head), a->value);
@@ -322,7 +327,10 @@ static const char *run(const struct attack *a, bool internode)
 	if (job_open(job, &why))
 		return "no job";
 	setenv("TERN_TEST_NODES", internode ? "ab" : "", 1);
+	if (a->two_hops)
+		setenv("TERN_FORCE_HOPS", "2", 1);
 	failure = run_ranks(2, body, &scene);
+	unsetenv("TERN_FORCE_HOPS");
 	job_close(job);
 	return failure;
 }
@@ -350,6 +358,7 @@ static int words_at_random(bool internode)
 		a.by_source = random_below(&state, 2);
 		a.replicas = random_below(&state, 2) && !internode; /* these have to be on one node
 								     */
+		a.two_hops = internode && random_below(&state, 2);
 		failure = run(&a, internode);
 		if (failure)
 			printf("seed %llu: %s\nrepeat: TERN_TEST_SEED=%llu TERN_TEST_CASES=2\n",
@@ -568,6 +577,42 @@ static const struct attack attacks[] = {
 		.text = "a row's way by rank 0 that no correct peer has: 2, where 1 is the most",
 		.index = 1,
 		.two_hops = true},
+	{.name = "high_throughput_ways",
+		.mode = HT,
+		.moment = SENT,
+		.word = WAY,
+		.value = 5,
+		.rc = BROKEN,
+		.text = "a row's way by rank 0 that no correct peer has: 5, where 4 is the most",
+		.two_hops = true},
+	{.name = "high_throughput_way_token",
+		.mode = HT,
+		.moment = SENT,
+		.word = WAY,
+		.value = 4,
+		.rc = BROKEN,
+		.text = "a row's way by rank 0 that no correct peer has: 4, where 3 is the most",
+		.index = 1,
+		.two_hops = true},
+	{.name = "high_throughput_way_to",
+		.mode = HT,
+		.moment = SENT,
+		.word = WAY_TO,
+		.value = 2,
+		.rc = BROKEN,
+		.text = "a row's way by rank 0 that no correct peer has: 2, where 1 is the most",
+		.index = 1,
+		.two_hops = true},
+	{.name = "way_position",
+		.mode = HT,
+		.moment = SENT,
+		.word = WAY_POSITION,
+		.value = 1u << 30,
+		.rc = BROKEN,
+		.text = "a row's way by rank 0 that no correct peer has: 1073741824, where 15 is "
+			"the most",
+		.index = 1,
+		.two_hops = true},
 	{.name = "position_later",
 		.mode = HT,
 		.moment = RECEIVED,
@@ -622,11 +667,7 @@ static int named_words(bool internode)
 			(internode ? attacks[i].replicas || attacks[i].only_near
 				   : attacks[i].only_internode || attacks[i].two_hops))
 			continue;
-		if (attacks[i].two_hops)
-			setenv("TERN_FORCE_HOPS", "2", 1);
 		failure = run(&attacks[i], internode);
-		if (attacks[i].two_hops)
-			unsetenv("TERN_FORCE_HOPS");
 		printf("%s - %s%s%s%s\n", failure ? "not ok" : "ok", attacks[i].name,
 			internode ? "_internode" : "", failure ? ": " : "", failure ? failure : "");
 		bad |= failure != NULL;

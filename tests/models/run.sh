@@ -296,7 +296,30 @@ expect asserts far -DWITNESS
 for broken in NO_FLUSH WORD_BEFORE_FLUSH FLUSH_AT_HEAD HEAD_ON_DEVICE; do
 	expect asserts far -DBREAK_$broken
 done
-
+expect holds hops
+expect holds hops -DHIGH=1
+expect holds hops -DROUNDS=3
+expect_large holds hops -DHIGH=1 -DROUNDS=3
+expect holds hops -DSOURCES=2 -DROUNDS=1
+expect_large holds hops -DSOURCES=2
+expect_large holds hops -DSOURCES=2 -DROUNDS=1 -DHIGH=1
+expect holds hops -DDEATH=1 -DROUNDS=1
+expect holds hops -DDEATH=1 -DROUNDS=1 -DHIGH=1
+expect_large holds hops -DDEATH=1
+expect_large holds hops -DDEATH=1 -DHIGH=1
+expect asserts hops -DWITNESS=FULL
+expect asserts hops -DWITNESS=RELEASED -DHIGH=1
+expect asserts hops -DWITNESS=ABANDONED -DHIGH=1
+for broken in GATEWAY_ALONE WORD_AT_HEAD MARK_FIRST NO_MARK NO_SECOND_LOOK LEAVE_FIRST; do
+	for high in 0 1; do
+		expect asserts hops -DBREAK_$broken -DHIGH=$high
+	done
+done
+expect asserts hops -DBREAK_BLAME_SOURCE -DHIGH=1
+expect hangs hops -DBREAK_LOOKS_AFTER_NOBODY -DDEATH=1 -DROUNDS=1
+expect hangs hops -DBREAK_OWN_FIRST -DSOURCES=2
+# Rows of an older round that are passed on once more lie where nobody looks until newer ones come, by the same hands.
+expect holds hops -DBREAK_OLD_WAY
 expect holds internode
 expect holds internode -DROUNDS=3 -DRUNS=0
 expect_large holds internode -DCOUNTS=1 -DRUNS=0

@@ -20,9 +20,10 @@ struct internode_sizes {
 	uint64_t rows[NR_INTERNODE_KINDS], run[NR_INTERNODE_KINDS]; /* what is sparse: where, in
 								       memory of its own, and
 								       each */
-	uint64_t heads, scales, numbers; /* in a dispatch message of high throughput */
-	uint64_t ways;                   /* likewise, of low latency in two hops; else 0 */
-	uint64_t bytes, rows_bytes;      /* of all kinds */
+	uint64_t heads, numbers;    /* in a dispatch message of high throughput */
+	uint64_t ways;              /* in one of two hops; else 0 */
+	uint32_t way_bytes;         /* of one; 0: a row is sent to each rank */
+	uint64_t bytes, rows_bytes; /* of all kinds */
 };
 
 /* What has come of a message. The proxy's own. */

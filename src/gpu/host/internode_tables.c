@@ -8,28 +8,34 @@
 
 /* ---- sizes ----------------------------------------------------------------------------------- */
 
-/* Whether a row crosses the network once for each node, and kernels there pass it on. The same on
- * all ranks. It pays where some node has several. */
-static bool takes_two_hops(const tern_moe *moe, int hops)
+/* Of two hops: a row crosses the network once for each node, and kernels there pass it on. Else 0.
+ * The same on all ranks. It pays where some node has several. */
+static uint32_t way_bytes_of(const tern_moe *moe, int hops)
 {
 	const struct topology *t = &moe->topology;
 	uint32_t most = 0;
 
 	for (uint32_t n = 0; n < t->nr_nodes; n++)
 		most = t->size[n] > most ? t->size[n] : most;
-	if (moe->config.mode != TERN_LOW_LATENCY || most > INTERNODE_MOST_NEIGHBOURS)
-		return false;
-	return hops ? hops == 2 : most > 1;
+	if (most > INTERNODE_MOST_NEIGHBOURS || hops == 1 || (!hops && most == 1))
+		return 0;
+	return internode_way_bytes(most, moe->config.mode == TERN_HIGH_THROUGHPUT);
 }
 
-static void size_low_latency(struct internode_sizes *s, const struct tern_moe_config *c,
-	const struct device_layout *l, bool two_hops)
+/* Behind all else that a dispatch message has beside its rows. */
+static void size_ways(struct internode_sizes *s, const struct tern_moe_config *c)
+{
+	if (!s->way_bytes)
+		return;
+	s->ways = internode_align(s->head[INTERNODE_DISPATCH]);
+	s->head[INTERNODE_DISPATCH] = s->ways + (c->max_tokens + 1ull) * s->way_bytes;
+}
+
+static void size_low_latency(
+	struct internode_sizes *s, const struct tern_moe_config *c, const struct device_layout *l)
 {
 	s->head[INTERNODE_DISPATCH] += l->window.plan_bytes;
-	if (two_hops) {
-		s->ways = s->head[INTERNODE_DISPATCH];
-		s->head[INTERNODE_DISPATCH] += (c->max_tokens + 1ull) * INTERNODE_WAY_BYTES;
-	}
+	size_ways(s, c);
 	s->run[INTERNODE_DISPATCH] = l->window.row_bytes;
 	s->run[INTERNODE_COMBINE] = l->window.result_bytes;
 }
@@ -40,10 +46,11 @@ static void size_high_throughput(struct internode_sizes *s, const struct tern_mo
 	s->head[INTERNODE_COUNTS_EVEN] += l->ht.counts_bytes;
 	s->head[INTERNODE_COUNTS_ODD] += l->ht.counts_bytes;
 	s->heads = s->head[INTERNODE_DISPATCH];
-	s->scales = s->heads + internode_align((uint64_t)c->max_tokens * c->topk * 16);
-	s->numbers = s->scales + internode_align((uint64_t)c->max_tokens * layout->scales_bytes);
+	s->numbers = s->heads + internode_align((uint64_t)c->max_tokens * c->topk * 16);
 	s->head[INTERNODE_DISPATCH] = s->numbers + internode_align((uint64_t)c->max_tokens * 8);
-	s->run[INTERNODE_DISPATCH] = layout->payload_bytes;
+	size_ways(s, c);
+	s->run[INTERNODE_DISPATCH] =
+		align_up(layout->payload_bytes + (uint64_t)layout->scales_bytes, 16);
 	s->run[INTERNODE_COMBINE] = l->result.row_bytes;
 }
 
@@ -52,12 +59,12 @@ struct internode_sizes internode_sizes_of(
 {
 	const struct tern_moe_config *c = &moe->config;
 	uint64_t results = c->reduce == TERN_REDUCE_HOME ? c->topk : 1;
-	struct internode_sizes s = {0};
+	struct internode_sizes s = {.way_bytes = way_bytes_of(moe, hops)};
 
 	for (int k = 0; k < NR_INTERNODE_KINDS; k++)
 		s.head[k] = INTERNODE_HEAD_BYTES;
 	if (c->mode == TERN_LOW_LATENCY)
-		size_low_latency(&s, c, l, takes_two_hops(moe, hops));
+		size_low_latency(&s, c, l);
 	else
 		size_high_throughput(&s, c, l, &moe->layout);
 	for (int k = 0; k < NR_INTERNODE_KINDS; k++) {
@@ -131,9 +138,9 @@ static void set_parts(const struct device_internode *internode, const struct dev
 			l->ht.counts - ((uint64_t)odd * nr_ranks + source) * l->ht.counts_bytes;
 	parts[INTERNODE_HEADS][rank] =
 		dispatch + s->heads - l->ht.heads - (uint64_t)source * c->max_tokens * c->topk * 16;
-	parts[INTERNODE_SCALES][rank] = dispatch + s->scales - l->ht.scales;
 	parts[INTERNODE_NUMBERS][rank] = dispatch + s->numbers;
-	parts[INTERNODE_X][rank] = rows - l->ht.x;
+	parts[INTERNODE_WAYS][rank] = dispatch + s->ways;
+	parts[INTERNODE_X][rank] = rows;
 	parts[INTERNODE_RESULTS][rank] = results - l->ht.results;
 }
 
@@ -188,8 +195,10 @@ static void set_hops(const struct device_internode *internode, const struct devi
 	const struct topology *nodes = &moe->topology;
 	uint32_t here = nodes->node_of[moe->rank];
 
-	t->two_hops = internode->sizes.ways != 0;
+	t->two_hops = internode->sizes.way_bytes != 0;
 	t->ways_offset = internode->sizes.ways;
+	t->way_bytes = internode->sizes.way_bytes;
+	t->nr_positions = (uint32_t)moe->layout.positions;
 	t->nr_neighbours = t->two_hops ? nodes->size[here] : 0;
 	for (uint32_t i = 0; i < t->nr_neighbours; i++)
 		t->neighbours[i] = nodes->ranks[nodes->first[here] + i];

@@ -5,7 +5,7 @@
  *
  *   message    of a kind, between two internode ranks, for one slot:   head and what goes with it | rows, apart      The same offsets in staging and in landing.
  *     counts   head | counts                               (high throughput, for each parity)
- *     dispatch head | plan                | rows [T]       high throughput: head | heads [T] | scales [T] | numbers [T] | x [T]
+ *     dispatch head | plan                | rows [T]       high throughput: head | heads [T] | numbers [T] | x with its scales [T]
  *     combine  head                       | results [T][K], summed at the expert [T]
  *   memory     [slot][kind][internode rank] of heads, which the proxy reads: pinned
  *              [slot][kind][internode rank] of rows: the device's, where the network moves that;
@@ -47,7 +47,6 @@ enum internode_part {
 	INTERNODE_ODD_COUNTS,
 	INTERNODE_HEADS,
 	INTERNODE_X,
-	INTERNODE_SCALES,
 	INTERNODE_NUMBERS,
 	INTERNODE_WAYS,   /* two hops: struct internode_way, of the rows that this message has */
 	INTERNODE_LANDED, /* two hops: rows that are to be passed on; INTERNODE_ROWS: passed on */
@@ -56,14 +55,21 @@ enum internode_part {
 
 #define INTERNODE_HEAD_BYTES 128
 
-/* Two hops: where the gateway of a source passes a row on to, by its number; a piece of 16 bytes.
- * Before the first stands one whose token is how many there are. */
+/* Two hops: where the gateway of a source passes a row on to, by its number; a piece of 16 bytes,
+ * and in high throughput behind it the row's first position on each rank of the node. Before the
+ * first way stands one whose token is how many there are. */
 #define INTERNODE_WAY_BYTES 16
 #define INTERNODE_MOST_NEIGHBOURS 64 /* ranks of a node, a bit each */
 
 struct internode_way {
 	uint32_t token, to_low, to_high, epoch;
 };
+
+/* way_bytes, with so many ranks on the largest node. */
+HOST_DEVICE uint32_t internode_way_bytes(uint32_t most_neighbours, int with_positions)
+{
+	return INTERNODE_WAY_BYTES + (with_positions ? (most_neighbours + 3) / 4 * 16 : 0);
+}
 
 struct internode_head {
 	uint32_t epoch, nr_runs;
@@ -145,7 +151,9 @@ struct internode_table {
 	uint32_t carrier[GPU_MAX_RANKS]; /* who stores a source's rows in this rank's window */
 	uint32_t place_on_node[GPU_MAX_RANKS], nr_neighbours;
 	uint32_t neighbours[INTERNODE_MOST_NEIGHBOURS]; /* ranks of this node, this one too */
-	uint64_t ways_offset; /* in a dispatch message, behind all else that is not sparse */
+	uint64_t ways_offset;  /* in a dispatch message, behind all else that is not sparse */
+	uint32_t way_bytes;    /* of one */
+	uint32_t nr_positions; /* high throughput: as many as a window has room for */
 	uint8_t *going; /* [nr_internode][words] of 16 bytes: this rank's tokens that go to each, a
 			   bit each; that are sent to each, for it or to be passed on; and the
 			   epoch. The kernels' */

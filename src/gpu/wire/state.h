@@ -88,7 +88,8 @@ enum gpu_wait {
 	GPU_BROKEN_NUMBER = 17,   /* of a row or a result from another node: as many as that there
 				     cannot be */
 	GPU_BROKEN_WAY = 18       /* where a row from another node is to be passed on to. token: its
-				     number; value: its token, or bits of ranks of the node */
+				     number; value: its token, bits of ranks of the node, or a
+				     position there */
 };
 
 /* Pinned memory; reason 0: nothing has happened. */

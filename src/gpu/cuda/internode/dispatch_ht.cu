@@ -1,23 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* High-throughput dispatch to and from ranks on other nodes (internode_ht.cuh).
  *
- *   rows_out   a token by a warp: x -> (quantise) -> staging, at the row's number; its heads; then
- *              commands
- *   rows_in    a token of an internode source by a warp: landing -> the final places of its rows,
- *              descriptions
+ *   rows_out   a token by a warp: x -> (quantise) -> staging, at the row's number; its heads, and
+ *              ways; then commands
+ *   rows_in    two hops: a row by a warp: landing -> the first places of it on ranks of this node.
+ *              Then a token of an internode source by a warp: landing, or in two hops that first
+ *              place -> the final places of its rows here, descriptions
  */
 #include "gpu/cuda/internode/internode_ht.cuh"
 #include "gpu/cuda/common/rows.cuh"
-#include "gpu/cuda/internode/numbers.cuh"
+#include "gpu/cuda/internode/forward_ht.cuh"
 
 /* ---- sending --------------------------------------------------------------------------------- */
 
 template <int X, int ND>
-static __device__ __forceinline__ void stage_piece(const struct gpu_dispatch *d,
-	const struct ht_exchange *h, struct extent x, uint32_t rank, uint64_t token, uint64_t row,
-	const segment<GPU_FLAG128, x_kind<X>::SCALED, ND> &s)
+static __device__ __forceinline__ void stage_piece(const struct gpu_dispatch *d, struct extent x,
+	uint32_t rank, uint32_t number, const segment<GPU_FLAG128, x_kind<X>::SCALED, ND> &s)
 {
 	const struct gpu_exchange *e = &d->exchange;
+	uint8_t *row = part_to<true>(e, INTERNODE_X, rank) + far_row_at(e, number);
 
 #pragma unroll
 	for (int i = 0; i < ND; i++) {
@@ -25,34 +26,31 @@ static __device__ __forceinline__ void stage_piece(const struct gpu_dispatch *d,
 
 		if (!in_row(x, i, &offset))
 			continue;
-		row_store(part_to<true>(e, INTERNODE_X, rank) + h->window.x +
-				  row * e->row.row_bytes + offset,
-			s.v[i]);
+		row_store(row + offset, s.v[i]);
 		if constexpr (x_kind<X>::SCALED)
-			store_scale(d, part_to<true>(e, INTERNODE_SCALES, rank) + h->window.scales,
-				token * e->row.nr_lines + first_line(x) + line_of(i), s.scale[i]);
+			store_scale(
+				d, row + e->row.row_bytes, first_line(x) + line_of(i), s.scale[i]);
 	}
 }
 
-/* first: the lanes whose routes are the first to their internode ranks. */
+/* lanes: one for each rank that the row is sent to; rank: that of each. */
 template <int X, int ND>
-static __device__ __forceinline__ void stage_row(const struct gpu_dispatch *d,
-	const struct ht_exchange *h, uint32_t token, struct destination to,
-	struct row_number number, uint32_t first)
+static __device__ __forceinline__ void stage_row(const struct gpu_dispatch *d, uint32_t token,
+	uint32_t rank, struct row_number number, uint32_t lanes)
 {
 	const struct gpu_exchange *e = &d->exchange;
 
 #pragma unroll 1
-	for (uint32_t which = 0; which < e->row.nr_segments && first; which++) {
+	for (uint32_t which = 0; which < e->row.nr_segments && lanes; which++) {
 		raw_segment<X, ND> raw;
 		segment<GPU_FLAG128, x_kind<X>::SCALED, ND> s;
 
 		load_raw(d, token, which, raw);
 		make_segment<X, ND>(d, raw, s);
 #pragma unroll 1
-		for (uint32_t left = first; left; left &= left - 1)
-			stage_piece<X, ND>(d, h, segment_extent(&e->row, which),
-				__shfl_sync(ALL_LANES, to.rank, __ffs(left) - 1), token,
+		for (uint32_t left = lanes; left; left &= left - 1)
+			stage_piece<X, ND>(d, segment_extent(&e->row, which),
+				__shfl_sync(ALL_LANES, rank, __ffs(left) - 1),
 				__shfl_sync(ALL_LANES, number.row, __ffs(left) - 1), s);
 	}
 }
@@ -84,20 +82,43 @@ static __device__ __forceinline__ void stage_heads(const struct gpu_dispatch *d,
 	}
 }
 
+/* Two hops: to each gateway what it has to know of the row; lanes and rank as in stage_row. */
+static __device__ __forceinline__ void stage_ways(const struct gpu_exchange *e, uint32_t epoch,
+	uint32_t token, struct destination to, struct row_number number, uint32_t rank,
+	uint32_t lanes, bool first)
+{
+	for (uint32_t left = e->internode->two_hops ? lanes : 0; left; left &= left - 1) {
+		uint32_t gateway = __shfl_sync(ALL_LANES, rank, __ffs(left) - 1),
+			 row = __shfl_sync(ALL_LANES, number.row, __ffs(left) - 1);
+
+		tell_way(e, epoch, token, gateway, row, to.rank);
+		tell_positions(e, gateway, row, to.rank, to.position, first);
+	}
+}
+
+/* The lowest lanes of those with the same rank, where that is on another node. */
+static __device__ __forceinline__ uint32_t lanes_of_far_ranks(
+	const struct gpu_exchange *e, uint32_t rank)
+{
+	uint32_t same = __match_any_sync(ALL_LANES, rank);
+
+	return __ballot_sync(
+		ALL_LANES, internode_number(e, rank) && (same & ((1u << lane_id()) - 1)) == 0);
+}
+
 template <int X, int ND>
 static __device__ __forceinline__ void stage_token(const struct gpu_dispatch *d,
 	const struct ht_exchange *h, uint32_t epoch, uint32_t token, struct row_number number)
 {
 	const struct gpu_exchange *e = &d->exchange;
 	struct destination to = find_place(d, h, token, load_route(d, h, token));
-	bool internode = to.rank != UINT32_MAX && is_internode<true>(e, to.rank);
-	uint32_t same = __match_any_sync(ALL_LANES, to.rank),
-		 first = __ballot_sync(
-			 ALL_LANES, internode && (same & ((1u << lane_id()) - 1)) == 0);
+	bool first = lanes_of_far_ranks(e, to.rank) >> lane_id() & 1;
+	uint32_t via = via_rank(e, to.rank), lanes = lanes_of_far_ranks(e, via);
 
-	stage_row<X, ND>(d, h, token, to, number, first);
-	stage_heads(d, h, epoch, token, to, number, first >> lane_id() & 1);
-	if (internode)
+	stage_row<X, ND>(d, token, via, number, lanes);
+	stage_ways(e, epoch, token, to, number, via, lanes, first);
+	stage_heads(d, h, epoch, token, to, number, first);
+	if (internode_number(e, to.rank))
 		h->routes[token * e->topk + lane_id()].x = UINT32_MAX;
 }
 
@@ -142,50 +163,6 @@ static __device__ __forceinline__ void rows_out(
 
 /* ---- receiving ------------------------------------------------------------------------------- */
 
-#define COPY_VECTORS 7 /* of a lane, under way together */
-
-static __device__ __forceinline__ void take_scales(
-	const struct gpu_dispatch *d, const uint8_t *scales, uint64_t to)
-{
-	uint32_t nr = d->exchange.row.nr_lines;
-
-	for (uint32_t i = lane_id(); i < nr; i += LANES)
-		if (d->scale_bytes == 4)
-			((uint32_t *)d->out_scales)[to * nr + i] = ((const uint32_t *)scales)[i];
-		else
-			d->out_scales[to * nr + i] = scales[i];
-}
-
-/* To all of its places here. */
-static __device__ __forceinline__ void place_row(const struct gpu_dispatch *d, const uint8_t *row,
-	const uint8_t *scales, uint32_t to_lanes, uint32_t position)
-{
-	uint32_t bytes = d->exchange.row.row_bytes;
-
-#pragma unroll 1
-	for (uint32_t start = lane_id() * 16; start - lane_id() * 16 < bytes;
-		start += COPY_VECTORS * LANES * 16) {
-		uint4 v[COPY_VECTORS];
-
-#pragma unroll
-		for (uint32_t i = 0; i < COPY_VECTORS; i++)
-			if (start + i * LANES * 16 < bytes)
-				v[i] = row_load(row + start + i * LANES * 16);
-		for (uint32_t left = to_lanes; left; left &= left - 1) {
-			uint8_t *to =
-				d->out_x +
-				(uint64_t)__shfl_sync(ALL_LANES, position, __ffs(left) - 1) * bytes;
-
-#pragma unroll
-			for (uint32_t i = 0; i < COPY_VECTORS; i++)
-				if (start + i * LANES * 16 < bytes)
-					row_store(to + start + i * LANES * 16, v[i]);
-		}
-	}
-	for (uint32_t left = to_lanes; left && d->scale_bytes; left &= left - 1)
-		take_scales(d, scales, __shfl_sync(ALL_LANES, position, __ffs(left) - 1));
-}
-
 /* False: it names what there is not. */
 static __device__ __forceinline__ bool take_token(const struct gpu_dispatch *d,
 	const struct ht_exchange *h, uint32_t epoch, uint32_t source, uint32_t token)
@@ -194,23 +171,29 @@ static __device__ __forceinline__ bool take_token(const struct gpu_dispatch *d,
 	uint4 head = internode_token_head(e, h, source, token, epoch);
 	uint32_t same = __match_any_sync(ALL_LANES, head.x); /* an expert named twice has one place
 							      */
-	uint32_t number, lanes = __ballot_sync(ALL_LANES,
-				 head.x != UINT32_MAX && (same & ((1u << lane_id()) - 1)) == 0);
+	uint32_t first, lanes = __ballot_sync(ALL_LANES,
+				head.x != UINT32_MAX && (same & ((1u << lane_id()) - 1)) == 0);
+	struct row_from from;
 
 	if (!check_head(e, e->state->extent, epoch, source, token, head))
 		return false;
 	if (!lanes)
 		return true;
-	number = word_load(numbers_from(e, source, token));
-	if (!check_number(e, epoch, source, token, number))
-		return false;
-	describe_rows(d, source, token, head, __shfl_sync(ALL_LANES, head.x, __ffs(lanes) - 1));
-	place_row(d,
-		part_from<true>(e, INTERNODE_X, source) + h->window.x +
-			(uint64_t)number * e->row.row_bytes,
-		part_from<true>(e, INTERNODE_SCALES, source) + h->window.scales +
-			(uint64_t)token * e->row.nr_lines * d->scale_bytes,
-		lanes, head.x);
+	first = __shfl_sync(ALL_LANES, head.x, __ffs(lanes) - 1);
+	describe_rows(d, source, token, head, first);
+	if (e->internode->two_hops) {
+		if (!await_forwarded(e, h, epoch, source, token))
+			return false;
+		from = row_in_window(d, h, first);
+		lanes &= lanes - 1;
+	} else {
+		uint32_t number = word_load(numbers_from(e, source, token));
+
+		if (!check_number(e, epoch, source, token, number))
+			return false;
+		from = row_in_landing(e, source, number);
+	}
+	copy_row_to(d, h, from, lanes, e->rank, head.x);
 	return true;
 }
 
@@ -225,7 +208,9 @@ static __device__ __forceinline__ void rows_in(
 	if (e->state->abandoned ||
 		!internode_arrived<true>(e, INTERNODE_DISPATCH, state.y, GPU_WAIT_ROW, state.w,
 			threadIdx.x / LANES, blockDim.x / LANES) ||
-		state.w)
+		state.w ||
+		(e->internode->two_hops &&
+			!forward_sources(e, state.y, warp, nr_warps, forward_high{d, h})))
 		return;
 	for (uint32_t i = 0; i < e->internode->nr_internode; i++) {
 		uint32_t source = e->internode->ranks[i].rank,

@@ -1,15 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Low latency's second hop: a gateway takes a source's rows for all ranks of its node, and stores
- * them in their windows, its own too, where the source would if it were here. Each row's way says
- * whose. Who waits for a row polls it there, as it does a neighbour's: each piece has the epoch.
+/* The second hop: a gateway takes a source's rows for all ranks of its node, and stores them in
+ * their windows, its own too, where the source would if it were here. Each row's way says whose.
  *
- * Why a row of the next round may overwrite one there: the source sends it when it has all results
- * of this round, and each rank has sent it its own behind its dispatch. What comes to the gateway's
- * landing does so for the same reason behind the gateway's dispatch. */
+ *   low latency       by token. Who waits for a row polls it there, as it does a neighbour's: each
+ *                     piece has the epoch
+ *   high throughput   at its first position on each rank, with its scales; behind them a mark, the
+ *                     epoch, where the source's head would begin (forward_ht.cuh)
+ *
+ * Why a row of the next round may overwrite one there. Low latency: the source sends it when it has
+ * all results of this round, and each rank has sent it its own behind its dispatch. High
+ * throughput: when it has the counts of all for that round, which each rank sends behind this one.
+ * What comes to the gateway's landing does so for the same reasons. tests/models/hops.pml. */
 #ifndef TERN_GPU_CUDA_INTERNODE_FORWARD_CUH
 #define TERN_GPU_CUDA_INTERNODE_FORWARD_CUH
 
-#include "gpu/cuda/internode/internode.cuh"
+#include "gpu/cuda/internode/numbers.cuh"
 
 #define FORWARD_PIECES 8 /* of a lane, under way together */
 
@@ -36,7 +41,7 @@ __device__ __forceinline__ uint4 load_way(
 	const struct gpu_exchange *e, uint32_t source, uint32_t number)
 {
 	return piece_load(part_from<true>(e, INTERNODE_WAYS, source) +
-			  (uint64_t)number * INTERNODE_WAY_BYTES);
+			  (uint64_t)number * e->internode->way_bytes);
 }
 
 /* By a warp: a way, or how many there are, that cannot be. */
@@ -61,9 +66,14 @@ __device__ __forceinline__ bool check_way(
 	return way.x < e->max_tokens && !(to & ~all);
 }
 
-/* Vectors of a warp, so that lines stay whole. */
-static __device__ __forceinline__ void forward_row(
-	const struct gpu_exchange *e, uint32_t source, uint32_t number, uint4 way)
+/* Low latency's: vectors of a warp, so that lines stay whole. */
+struct forward_low {
+	__device__ __forceinline__ bool operator()(const struct gpu_exchange *e, uint32_t epoch,
+		uint32_t source, uint32_t number, uint4 way) const;
+};
+
+__device__ __forceinline__ bool forward_low::operator()(const struct gpu_exchange *e,
+	uint32_t epoch, uint32_t source, uint32_t number, uint4 way) const
 {
 	uint64_t rows = e->window.rows + (uint64_t)source * e->max_tokens * e->window.row_bytes;
 	const uint8_t *from = part_from<true>(e, INTERNODE_LANDED, source) + rows +
@@ -89,11 +99,13 @@ static __device__ __forceinline__ void forward_row(
 					piece_store(to + (uint64_t)(first + i * LANES) * 16, v[i]);
 		}
 	}
+	return true;
 }
 
 /* One source's, by all receiving warps of all blocks: this is number `warp` of nr_warps. */
+template <class Forward>
 static __device__ __forceinline__ bool forward_source(const struct gpu_exchange *e, uint32_t epoch,
-	uint32_t source, uint32_t warp, uint32_t nr_warps)
+	uint32_t source, uint32_t warp, uint32_t nr_warps, const Forward &forward)
 {
 	uint4 head = load_way(e, source, 0);
 
@@ -107,34 +119,42 @@ static __device__ __forceinline__ bool forward_source(const struct gpu_exchange 
 	for (uint32_t row = warp; row < head.x; row += nr_warps) {
 		uint4 way = load_way(e, source, row + 1);
 
-		if (!check_way(e, epoch, source, row, way))
+		if (!check_way(e, epoch, source, row, way) || !forward(e, epoch, source, row, way))
 			return false;
-		forward_row(e, source, row, way);
 	}
 	return true;
 }
 
-/* By all receiving warps, before they wait for rows. False: some message did not come, or is none;
- * it has been reported. */
+/* All sources' that this rank is gateway of, when their messages have come. False: a way is none.
+ */
+template <class Forward>
+static __device__ __forceinline__ bool forward_sources(const struct gpu_exchange *e, uint32_t epoch,
+	uint32_t warp, uint32_t nr_warps, const Forward &forward)
+{
+	bool good = true;
+
+	for (uint32_t i = 0; i < e->internode->nr_internode && good; i++) {
+		uint32_t source = e->internode->ranks[i].rank;
+
+		if (e->internode->carrier[source] == e->rank)
+			good = forward_source(e, epoch, source, warp, nr_warps, forward);
+	}
+	return good;
+}
+
+/* Low latency: by all receiving warps, before they wait for rows. False: some message did not come,
+ * or is none; it has been reported. */
 template <bool FAR>
 static __device__ __forceinline__ bool forward_rows(
 	const struct gpu_exchange *e, uint32_t epoch, bool failed, uint32_t warp, uint32_t nr_warps)
 {
-	bool good = true;
-
 	if (!in_two_hops<FAR>(e))
 		return true;
 	if (!internode_arrived<FAR>(
 		    e, INTERNODE_DISPATCH, epoch, GPU_WAIT_PLAN, failed, warp, nr_warps))
 		return false;
-	for (uint32_t i = 0; i < e->internode->nr_internode && good; i++) {
-		uint32_t source = e->internode->ranks[i].rank;
-
-		if (e->internode->carrier[source] == e->rank)
-			good = forward_source(e, epoch, source, warp * gridDim.x + blockIdx.x,
-				nr_warps * gridDim.x);
-	}
-	return good;
+	return forward_sources(
+		e, epoch, warp * gridDim.x + blockIdx.x, nr_warps * gridDim.x, forward_low());
 }
 
 #endif

@@ -8,7 +8,7 @@
  *   heads for internode ranks     go into a sink, where their windows would be
  *   tokens of internode sources   are 0 in this rank's window when the plan has ended; the number
  *                                 is in landing. Their heads are there, too: in the window they
- *                                 never have an epoch
+ *                                 have an epoch in two hops alone, and no row (forward_ht.cuh)
  *   results of internode ranks    are copied into the window, words and all, before those at home
  *                                 are summed
  */

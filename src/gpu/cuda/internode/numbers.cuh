@@ -207,7 +207,8 @@ static __device__ __noinline__ bool find_number(const struct gpu_exchange *e, ui
 __device__ __forceinline__ uint8_t *way_to(
 	const struct gpu_exchange *e, uint32_t gateway, uint32_t number)
 {
-	return part_to<true>(e, INTERNODE_WAYS, gateway) + (uint64_t)number * INTERNODE_WAY_BYTES;
+	return part_to<true>(e, INTERNODE_WAYS, gateway) +
+	       (uint64_t)number * e->internode->way_bytes;
 }
 
 /* Two hops, by a warp: which ranks of its node a row goes to from there. rank: of lane k's route.
@@ -222,6 +223,17 @@ static __device__ __noinline__ void tell_way(const struct gpu_exchange *e, uint3
 
 	if (lane_id() == 0)
 		piece_store(way_to(e, gateway, number + 1), make_uint4(token, low, high, epoch));
+}
+
+/* High throughput, by a warp: the first position on each of these ranks; lane k's route leads to
+ * rank and position, and is the first there if so. */
+static __device__ __forceinline__ void tell_positions(const struct gpu_exchange *e,
+	uint32_t gateway, uint32_t number, uint32_t rank, uint32_t position, bool first)
+{
+	if (first && via_rank(e, rank) == gateway)
+		word_store(way_to(e, gateway, number + 1) + INTERNODE_WAY_BYTES +
+				   e->internode->place_on_node[rank] * 4,
+			position);
 }
 
 /* By one lane, when all words have come: rows that are sent from here to that internode rank. */
@@ -255,7 +267,7 @@ static __device__ __noinline__ void ring_internode_rows(
 			piece_store(way_to(e, to->rank, 0), make_uint4(nr, 0, 0, epoch));
 		internode_ring_head(internode, to, INTERNODE_DISPATCH, epoch, nr != 0,
 			internode->two_hops
-				? internode->ways_offset + (nr + 1) * INTERNODE_WAY_BYTES
+				? internode->ways_offset + (nr + 1) * internode->way_bytes
 				: internode->head_bytes[INTERNODE_DISPATCH]);
 		begun += 1 + (nr != 0);
 	}
