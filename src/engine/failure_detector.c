@@ -64,7 +64,6 @@ static void look_at_processes(tern_engine *engine)
 			!is_gone_for_good(engine, &engine->peers[peer]))
 			continue;
 		snprintf(cause, sizeof(cause), "rank %u's process has ended", peer);
-		engine->processes[i].fd = -1; /* poll passes it over */
 		peer_lost(engine, peer, TERN_ERR_PEER_DEAD, cause);
 	}
 }

@@ -3,12 +3,14 @@
  * same cause. */
 #include "engine/peer_lost.h"
 
+#include <poll.h>
 #include <stdio.h>
 
 #include "base/error.h"
 #include "engine/counts.h"
 #include "engine/inside.h"
 #include "engine/message.h"
+#include "engine/nics.h"
 #include "engine/peer.h"
 #include "engine/record.h"
 #include "engine/request.h"
@@ -58,18 +60,25 @@ static void tell_claimants(tern_engine *engine, uint32_t peer, int error)
 			engine->claims[i].peer_down(engine->claims[i].ctx, peer, error);
 }
 
+/* Its lifeline may be closed from here on. */
+static void stop_watching(tern_engine *engine, uint32_t peer)
+{
+	for (uint32_t i = 0; i < engine->nr_processes; i++)
+		if (engine->process_peers[i] == peer)
+			engine->processes[i].fd = -1; /* poll passes it over */
+}
+
 void peer_lost(tern_engine *engine, uint32_t number, int error, const char *cause)
 {
 	struct engine_peer *peer = &engine->peers[number];
-	struct nic *nics = &engine->nics[peer->network->first_nic];
 
 	if (peer_observe_down(peer))
 		return;
 	snprintf(peer->cause, sizeof(peer->cause), "%s", cause);
 	peer_publish_down(peer, error);
 	atomic_fetch_add_explicit(&engine->nr_down, 1, memory_order_release);
-	for (uint32_t i = 0; i < peer->network->nr_nics; i++)
-		nics[i].transport->ops->disconnect(nics[i].transport, number);
+	disconnect_peer(engine, number);
+	stop_watching(engine, number);
 	end_queued(engine, peer, error, peer->cause);
 	end_records(engine, number, error, peer->cause);
 	give_back_unsignalled(engine, peer);
