@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A peer that was lost, or never there, and now is: another process has its number. */
-#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/error.h"
+#include "engine/failure_detector.h"
 #include "engine/inside.h"
 #include "engine/message.h"
 #include "engine/peer.h"
@@ -55,19 +55,6 @@ static void begin_anew(tern_engine *engine, struct engine_peer *peer)
 	peer->heard_ns = peer->told_ns = peer->progress_ns = engine->now_ns;
 }
 
-static void watch(tern_engine *engine, uint32_t peer, int lifeline)
-{
-	uint32_t at = 0;
-
-	if (lifeline < 0)
-		return;
-	while (at < engine->nr_processes && engine->process_peers[at] != peer)
-		at++;
-	engine->nr_processes += at == engine->nr_processes;
-	engine->process_peers[at] = peer;
-	engine->processes[at] = (struct pollfd){.fd = lifeline, .events = POLLIN};
-}
-
 static int admit(tern_engine *engine, void *ctx)
 {
 	const struct admission *a = ctx;
@@ -83,12 +70,13 @@ static int admit(tern_engine *engine, void *ctx)
 							 : "no network of this group");
 	peer->network = &engine->networks[a->network];
 	rc = connect_peer(engine, a->peer, a->address);
+	if (!rc && a->lifeline >= 0 && !watch_process(engine, a->peer, a->lifeline))
+		rc = fail_errno("watching rank %u's process", a->peer);
 	if (rc) {
 		disconnect_peer(engine, a->peer);
 		return rc;
 	}
 	begin_anew(engine, peer);
-	watch(engine, a->peer, a->lifeline);
 	snprintf(peer->why, sizeof(peer->why), "%s, by which it joined",
 		engine->network_names[a->network]);
 	atomic_fetch_sub_explicit(&engine->nr_down, 1, memory_order_release);

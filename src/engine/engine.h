@@ -237,8 +237,8 @@ int engine_create_alone(tern_group *group, const struct tern_engine_config *conf
 int engine_own_address(tern_engine *engine, struct engine_address *mine);
 
 /* Another process has this number, or is about to: what is known of the one before is forgotten,
- * and it is no lost peer any more. lifeline: tells of the process's end, until the peer is lost
- * again; -1: nothing does. TERN_ERR_UNSUPPORTED where that network is not open here. */
+ * and it is no lost peer any more. lifeline: tells of the process's end, and stays the
+ * caller's; -1: nothing does. TERN_ERR_UNSUPPORTED where that network is not open here. */
 int engine_admit(tern_engine *engine, uint32_t peer, uint32_t network,
 	const struct engine_address *address, int lifeline);
 

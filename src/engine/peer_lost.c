@@ -3,11 +3,11 @@
  * same cause. */
 #include "engine/peer_lost.h"
 
-#include <poll.h>
 #include <stdio.h>
 
 #include "base/error.h"
 #include "engine/counts.h"
+#include "engine/failure_detector.h"
 #include "engine/inside.h"
 #include "engine/message.h"
 #include "engine/nics.h"
@@ -58,14 +58,6 @@ static void tell_claimants(tern_engine *engine, uint32_t peer, int error)
 	for (uint32_t i = 0; i < 256; i++)
 		if (engine->claims[i].peer_down)
 			engine->claims[i].peer_down(engine->claims[i].ctx, peer, error);
-}
-
-/* Its lifeline may be closed from here on. */
-static void stop_watching(tern_engine *engine, uint32_t peer)
-{
-	for (uint32_t i = 0; i < engine->nr_processes; i++)
-		if (engine->process_peers[i] == peer)
-			engine->processes[i].fd = -1; /* poll passes it over */
 }
 
 void peer_lost(tern_engine *engine, uint32_t number, int error, const char *cause)

@@ -38,6 +38,8 @@ struct join_card {
 	struct far_address far;            /* from others */
 };
 
+_Static_assert(sizeof(struct join_card) <= 256, "`tern run` keeps values of 256 bytes");
+
 struct join_message {
 	uint32_t magic, kind;
 	int32_t rc; /* of an answer */
