@@ -244,6 +244,24 @@ static int right_round(struct worker *w)
 	return rc ? rc : check_sums(w);
 }
 
+/* Whoever has come makes what is made later, as the others do. */
+static int work_in_a_new_exchange(struct worker *w)
+{
+	tern_moe *one = w->moe, *other = w->other, *fresh = NULL;
+	int rc;
+
+	while ((rc = make_exchange(w, HIDDEN, &fresh)) == TERN_ERR_MEMBERS)
+		if ((rc = survive_all(w)))
+			return rc;
+	w->moe = w->other = fresh;
+	for (int i = 0; i < 3 && !rc; i++, w->number++)
+		rc = right_round(w);
+	w->moe = one;
+	w->other = other;
+	tern_moe_destroy(fresh);
+	return rc;
+}
+
 static int work(struct worker *w)
 {
 	bool enough = false;
@@ -259,7 +277,7 @@ static int work(struct worker *w)
 			atomic_fetch_add(&w->scene->nr_past, 1);
 		atomic_fetch_add(&w->scene->nr_rounds, 1);
 	}
-	return rc;
+	return rc ? rc : work_in_a_new_exchange(w);
 }
 
 static struct tern_rendezvous rendezvous(void)
