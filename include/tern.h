@@ -192,7 +192,7 @@ struct tern_group_config {
 			   256 ranks. The same on all ranks */
 	int silence_ms; /* a rank on another node that is silent for so long counts as dead, ms,
 			   from 500 on; 0: as wait_ms says. The same on all ranks */
-	struct tern_rendezvous rendezvous; /* elastic, all ranks on one node: others may join later;
+	struct tern_rendezvous rendezvous; /* elastic, without force_engine: others may join later;
 					      "views" below. All 0, the default: they cannot. The
 					      same on all ranks */
 };
@@ -216,7 +216,8 @@ TERN_API int tern_group_destroy(tern_group *group);
  * of the members; of the bootstrap only rank and nr_ranks are used. Local, as far as others are
  * concerned: they go on, and answer on a thread of their own. TERN_ERR_BOOTSTRAP where no member
  * answers within wait_ms, TERN_ERR_TIMEOUT where not all do, TERN_ERR_STATE where the place is
- * taken, TERN_ERR_MISMATCH where settings differ. */
+ * taken, TERN_ERR_MISMATCH where settings differ, TERN_ERR_UNSUPPORTED where it comes from another
+ * node than those that live on its place's. */
 TERN_API int tern_group_join(const struct tern_group_config *config, tern_group **group);
 
 TERN_API int tern_group_rank(const tern_group *group);

@@ -105,6 +105,12 @@ static inline void shut_out_publish(_Atomic uint8_t *out)
 	atomic_store_explicit(out, 1, memory_order_release);
 }
 
+/* Another process has its place: its words come over a connection of its own. */
+static inline void shut_out_take_back(_Atomic uint8_t *out)
+{
+	atomic_store_explicit(out, 0, memory_order_release);
+}
+
 static inline bool shut_out_observe(const _Atomic uint8_t *out)
 {
 	return atomic_load_explicit(out, memory_order_acquire);

@@ -12,7 +12,9 @@
 #include "engine/message.h"
 #include "engine/offers.h"
 #include "engine/patience.h"
+#include "engine/nics.h"
 #include "engine/peer.h"
+#include "engine/peer_lost.h"
 #include "group/group.h"
 
 static int agree(tern_group *group, const struct tern_engine_config *config)
@@ -168,6 +170,13 @@ static void keep_reasons(struct creation *c)
 	}
 }
 
+/* By which others know them that come later. */
+static void keep_names(struct creation *c)
+{
+	for (uint32_t n = 0; n < c->plan.nr; n++)
+		memcpy(c->engine->network_names[n], c->plan.each[n].offer->name, OFFER_NAME);
+}
+
 static int open_engine(struct creation *c)
 {
 	int rc = offers_plan(c->all, c->setup.nr_peers, c->setup.self, &c->plan);
@@ -182,6 +191,7 @@ static int open_engine(struct creation *c)
 	c->engine->names = c->list.texts;
 	c->list.texts = NULL;
 	keep_reasons(c);
+	keep_names(c);
 	return rc;
 }
 
@@ -202,6 +212,100 @@ static int create(struct creation *c)
 	free(c->plan.network_of);
 	free(c->list.texts);
 	return rc;
+}
+
+/* ---- of a rank that comes when others are there ---------------------------------------------- */
+
+/* Those of the list that can be used here; one that cannot may lead to nobody. */
+static int set_up_known(struct creation *c, const struct engine_networks *networks)
+{
+	struct offers mine;
+	uint32_t nr_open = 0;
+
+	network_list_offer(&c->list, &mine);
+	c->setup.nr_networks = networks->nr;
+	for (uint32_t n = 0; n < networks->nr; n++) {
+		c->setup.networks[n] =
+			(struct engine_network){.nr_nics = networks->each[n].nr_nics};
+		for (uint32_t i = 0; i < c->list.nr; i++)
+			if (!strcmp(c->list.name[i], networks->each[n].name) &&
+				c->list.each[i].nr_nics == networks->each[n].nr_nics &&
+				!mine.each[i].cause[0]) {
+				c->setup.networks[n] = c->list.each[i];
+				nr_open++;
+			}
+	}
+	return nr_open ? 0
+		       : fail(TERN_ERR_UNSUPPORTED,
+				 "the members use %.*s%s, which this rank does not offer, or "
+				 "cannot "
+				 "use: %s",
+				 OFFER_NAME, networks->each[0].name,
+				 networks->nr > 1 ? " and more" : "",
+				 mine.nr && mine.each[0].cause[0] ? mine.each[0].cause
+								  : "it is not named");
+}
+
+/* A rank reaches itself by the first that is open. */
+static int connect_self(tern_engine *engine)
+{
+	uint32_t self = engine->setup.self, n = 0;
+	struct engine_address mine;
+	int rc;
+
+	while (!engine->setup.networks[n].ops)
+		n++;
+	engine->peers[self].network = &engine->networks[n];
+	rc = engine_address(engine, &mine);
+	rc = rc ? rc : connect_peer(engine, self, &mine);
+	engine->connected = !rc;
+	return rc;
+}
+
+static int create_alone(struct creation *c, const struct engine_networks *networks)
+{
+	int rc = list_networks(c);
+
+	rc = rc ? rc : set_up_known(c, networks);
+	rc = rc ? rc : engine_open(&c->config, &c->setup, &c->engine);
+	if (!rc) {
+		c->engine->names = c->list.texts;
+		c->list.texts = NULL;
+		for (uint32_t n = 0; n < networks->nr; n++)
+			snprintf(c->engine->network_names[n], OFFER_NAME, "%.*s", OFFER_NAME - 1,
+				networks->each[n].name);
+		peers_begin_lost(c->engine);
+		rc = connect_self(c->engine);
+		rc = rc ? rc : engine_start(c->engine);
+	}
+	free(c->list.texts);
+	if (rc)
+		give_up(c->engine);
+	return rc;
+}
+
+int engine_create_alone(tern_group *group, const struct tern_engine_config *config,
+	const struct engine_networks *networks, tern_engine **out)
+{
+	struct creation c = {.group = group, .config = *config};
+	uint64_t nr_nics = 0;
+	int rc;
+
+	for (uint32_t n = 0; n < networks->nr && n < TERN_MAX_NICS; n++)
+		nr_nics += networks->each[n].nr_nics;
+	if (!networks->nr || networks->nr > TERN_MAX_NICS || nr_nics > TERN_MAX_NICS)
+		return fail(TERN_ERR_PROTOCOL,
+			"the members have %u networks of %llu NICs; 1 to %d are possible",
+			networks->nr, (unsigned long long)nr_nics, TERN_MAX_NICS);
+	c.setup = (struct engine_setup){.group = group,
+		.self = (uint32_t)group->rank,
+		.nr_peers = (uint32_t)group->nr_ranks};
+	rc = create_alone(&c, networks);
+	if (rc)
+		return rc;
+	group->nr_engines++;
+	*out = c.engine;
+	return 0;
 }
 
 int tern_engine_create(

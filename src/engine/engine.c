@@ -225,8 +225,7 @@ static void engine_close(tern_engine *engine)
 	free(engine->requests);
 	free(engine->records);
 	free(engine->words);
-	free(engine->processes);
-	free(engine->process_peers);
+	unwatch_processes(engine);
 	free(engine->names);
 	free(engine);
 }

@@ -29,6 +29,8 @@ struct engine_network {
 	const char *devices[TERN_MAX_NICS];
 };
 
+#define ENGINE_NETWORK_NAME 48
+
 struct engine_setup {
 	uint32_t self, nr_peers, nr_networks;
 	struct engine_network networks[TERN_MAX_NICS]; /* the same ones, in the same order, on all
@@ -211,6 +213,37 @@ void engine_bear_silence(tern_engine *engine, int ms);
 /* For people: the network that leads to a peer, and why that one: "ofi:tcp;ofi_rxm, as verbs is not
  * offered there". Only of an engine made over a group. */
 const char *engine_why(const tern_engine *engine, uint32_t peer);
+
+/* ---- ranks that come when others are there --------------------------------------------------- */
+
+/* The networks of an engine, over which whoever comes later makes its own. Plain bytes. */
+struct engine_networks {
+	uint32_t nr;
+	struct {
+		char name[ENGINE_NETWORK_NAME];
+		uint32_t nr_nics;
+	} each[TERN_MAX_NICS];
+};
+void engine_networks(const tern_engine *engine, struct engine_networks *networks);
+/* The number of the one that leads to this peer, or did. */
+uint32_t engine_network_of(const tern_engine *engine, uint32_t peer);
+
+/* Local: an engine over these networks, which runs. All of its peers are lost until they are
+ * admitted. */
+int engine_create_alone(tern_group *group, const struct tern_engine_config *config,
+	const struct engine_networks *networks, tern_engine **engine);
+
+/* engine_address of an engine that runs. */
+int engine_own_address(tern_engine *engine, struct engine_address *mine);
+
+/* Another process has this number, or is about to: what is known of the one before is forgotten,
+ * and it is no lost peer any more. lifeline: tells of the process's end, and stays the
+ * caller's; -1: nothing does. TERN_ERR_UNSUPPORTED where that network is not open here. */
+int engine_admit(tern_engine *engine, uint32_t peer, uint32_t network,
+	const struct engine_address *address, int lifeline);
+
+/* It was told something since it was admitted, and heard. Asked again and again until it is so. */
+bool engine_has_met(tern_engine *engine, uint32_t peer);
 
 /* Runs fn on the proxy thread and returns what it returned, with its text. Waits for it. */
 int engine_call(tern_engine *engine, int (*fn)(tern_engine *engine, void *ctx), void *ctx);

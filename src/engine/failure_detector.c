@@ -3,9 +3,11 @@
  * or announced by themselves. */
 #include "engine/failure_detector.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "base/error.h"
 #include "engine/inside.h"
@@ -34,11 +36,46 @@ int watch_processes(tern_engine *engine)
 	for (int r = 0; r < group->nr_ranks; r++) {
 		if (group->peers[r].lifeline < 0)
 			continue;
-		engine->processes[engine->nr_processes] =
-			(struct pollfd){.fd = group->peers[r].lifeline, .events = POLLIN};
-		engine->process_peers[engine->nr_processes++] = (uint32_t)r;
+		if (!watch_process(engine, (uint32_t)r, group->peers[r].lifeline))
+			return fail_errno("watching rank %d's process", r);
 	}
 	return 0;
+}
+
+/* A descriptor of its own: the group closes its one when another process has come in the place. */
+bool watch_process(tern_engine *engine, uint32_t peer, int lifeline)
+{
+	int own = fcntl(lifeline, F_DUPFD_CLOEXEC, 0);
+	uint32_t at = 0;
+
+	while (at < engine->nr_processes && engine->process_peers[at] != peer)
+		at++;
+	if (own < 0)
+		return false;
+	stop_watching(engine, peer);
+	engine->nr_processes += at == engine->nr_processes;
+	engine->process_peers[at] = peer;
+	engine->processes[at] = (struct pollfd){.fd = own, .events = POLLIN};
+	return true;
+}
+
+void stop_watching(tern_engine *engine, uint32_t peer)
+{
+	for (uint32_t i = 0; i < engine->nr_processes; i++) {
+		if (engine->process_peers[i] != peer || engine->processes[i].fd < 0)
+			continue;
+		close(engine->processes[i].fd);
+		engine->processes[i].fd = -1; /* poll passes it over */
+	}
+}
+
+void unwatch_processes(tern_engine *engine)
+{
+	for (uint32_t i = 0; i < engine->nr_processes; i++)
+		if (engine->processes[i].fd >= 0)
+			close(engine->processes[i].fd);
+	free(engine->processes);
+	free(engine->process_peers);
 }
 
 /* What a peer sent before it went may still be in the network's queues here, so it is suspected
@@ -64,7 +101,6 @@ static void look_at_processes(tern_engine *engine)
 			!is_gone_for_good(engine, &engine->peers[peer]))
 			continue;
 		snprintf(cause, sizeof(cause), "rank %u's process has ended", peer);
-		engine->processes[i].fd = -1; /* poll passes it over */
 		peer_lost(engine, peer, TERN_ERR_PEER_DEAD, cause);
 	}
 }

@@ -62,6 +62,7 @@ struct tern_engine {
 			  has; TRANSPORT_FENCE: also where none is needed, as writes are in order */
 	uint32_t nr_networks, nr_nics;
 	struct network networks[TERN_MAX_NICS];
+	char network_names[TERN_MAX_NICS][ENGINE_NETWORK_NAME]; /* of an engine over a group */
 	uint32_t nr_stores; /* of weights, that were made over it */
 	char *names;        /* what the setup's networks point to, if it is the engine's to free */
 

@@ -202,7 +202,7 @@ int engine_address(tern_engine *engine, struct engine_address *mine)
 	return rc;
 }
 
-static int connect_peer(tern_engine *engine, uint32_t peer, const struct engine_address *address)
+int connect_peer(tern_engine *engine, uint32_t peer, const struct engine_address *address)
 {
 	const struct network *network = engine->peers[peer].network;
 
@@ -219,6 +219,16 @@ static int connect_peer(tern_engine *engine, uint32_t peer, const struct engine_
 			return rc;
 	}
 	return 0;
+}
+
+void disconnect_peer(tern_engine *engine, uint32_t peer)
+{
+	const struct network *network = engine->peers[peer].network;
+	struct nic *nics = &engine->nics[network->first_nic];
+
+	for (uint32_t i = 0; i < network->nr_nics; i++)
+		if (nics[i].transport)
+			nics[i].transport->ops->disconnect(nics[i].transport, peer);
 }
 
 int engine_connect(tern_engine *engine, const struct engine_address *all)

@@ -41,4 +41,8 @@ int register_words(tern_engine *engine);
 
 void close_networks(tern_engine *engine);
 
+/* On the proxy, where it runs. */
+int connect_peer(tern_engine *engine, uint32_t peer, const struct engine_address *address);
+void disconnect_peer(tern_engine *engine, uint32_t peer);
+
 #endif

@@ -16,7 +16,7 @@
 
 #include "engine/engine.h"
 
-#define OFFER_NAME 48
+#define OFFER_NAME ENGINE_NETWORK_NAME
 #define OFFER_WHY 320 /* room for offers_why */
 
 /* What a rank says of one network. Plain bytes, gathered. */

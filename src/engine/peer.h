@@ -26,6 +26,7 @@ struct engine_peer {
 	struct queue writes, messages;
 	uint32_t next_active;
 	bool active, fence_pending, spoke; /* spoke: a message of its came */
+	bool greeted;                      /* it was told something since it was admitted */
 	uint32_t under_way;                /* credits taken */
 	uint32_t unsignalled;              /* of these, since the last signalled write */
 	uint32_t nr_records, first_record, last_record;

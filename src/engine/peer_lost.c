@@ -7,8 +7,10 @@
 
 #include "base/error.h"
 #include "engine/counts.h"
+#include "engine/failure_detector.h"
 #include "engine/inside.h"
 #include "engine/message.h"
+#include "engine/nics.h"
 #include "engine/peer.h"
 #include "engine/record.h"
 #include "engine/request.h"
@@ -61,15 +63,14 @@ static void tell_claimants(tern_engine *engine, uint32_t peer, int error)
 void peer_lost(tern_engine *engine, uint32_t number, int error, const char *cause)
 {
 	struct engine_peer *peer = &engine->peers[number];
-	struct nic *nics = &engine->nics[peer->network->first_nic];
 
 	if (peer_observe_down(peer))
 		return;
 	snprintf(peer->cause, sizeof(peer->cause), "%s", cause);
 	peer_publish_down(peer, error);
 	atomic_fetch_add_explicit(&engine->nr_down, 1, memory_order_release);
-	for (uint32_t i = 0; i < peer->network->nr_nics; i++)
-		nics[i].transport->ops->disconnect(nics[i].transport, number);
+	disconnect_peer(engine, number);
+	stop_watching(engine, number);
 	end_queued(engine, peer, error, peer->cause);
 	end_records(engine, number, error, peer->cause);
 	give_back_unsignalled(engine, peer);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "engine/engine.h"
 
 static struct slot_progress *progress_of(const tern_moe *moe, uint32_t rank, uint32_t slot)
 {
@@ -114,12 +115,49 @@ static bool is_busy(void *ctx)
 	return false;
 }
 
+struct replacing {
+	tern_moe *moe;
+	uint32_t rank;
+	struct window *window;
+};
+
+static int swap(tern_engine *engine, void *ctx)
+{
+	struct replacing *r = ctx;
+	struct window *old = r->moe->windows[r->rank];
+
+	(void)engine;
+	r->moe->windows[r->rank] = r->window;
+	r->window = old;
+	return 0;
+}
+
+/* The proxy, where there is one, stores into windows of its node. */
 static void replace(void *ctx, uint32_t rank, struct window *window)
 {
 	tern_moe *moe = ctx;
+	struct replacing r = {moe, rank, window};
 
-	window_drop(moe->windows[rank]);
-	moe->windows[rank] = window;
+	if (moe->engine)
+		engine_call(moe->group->engine, swap, &r);
+	else
+		swap(NULL, &r);
+	window_drop(r.window);
+}
+
+void elastic_forget_rounds(tern_moe *moe, uint32_t rank)
+{
+	for (uint32_t slot = 0; slot < moe->config.nr_slots; slot++)
+		atomic_store_explicit(
+			&progress_of(moe, rank, slot)->done, ELASTIC_UNKNOWN, memory_order_relaxed);
+}
+
+uint64_t elastic_done_by_members(const tern_moe *moe, uint32_t slot)
+{
+	for (uint32_t r = 0; r < moe->nr_ranks; r++)
+		if (members_serve(moe->group, r) && done_by(moe, r, slot) != ELASTIC_UNKNOWN)
+			return done_by(moe, r, slot);
+	return 0;
 }
 
 /* All members have completed the same rounds, and make none before this rank takes part. */
@@ -127,16 +165,9 @@ static void begin(void *ctx)
 {
 	tern_moe *moe = ctx;
 
-	for (uint32_t slot = 0; slot < moe->config.nr_slots; slot++) {
-		uint64_t done = 0;
-
-		for (uint32_t r = 0; r < moe->nr_ranks; r++)
-			if (members_serve(moe->group, r) &&
-				done_by(moe, r, slot) != ELASTIC_UNKNOWN)
-				done = done_by(moe, r, slot);
-		atomic_store_explicit(
-			&progress_of(moe, moe->rank, slot)->done, done, memory_order_release);
-	}
+	for (uint32_t slot = 0; slot < moe->config.nr_slots; slot++)
+		atomic_store_explicit(&progress_of(moe, moe->rank, slot)->done,
+			elastic_done_by_members(moe, slot), memory_order_release);
 }
 
 int elastic_offer_open(tern_moe *moe)

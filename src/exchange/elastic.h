@@ -57,6 +57,11 @@ void elastic_look_at_rounds(const tern_moe *moe, uint32_t slot, struct member_ro
 void elastic_hear_rounds(
 	tern_moe *moe, uint32_t rank, uint32_t slot, const struct member_round *round);
 
+/* Where no round is under way, and none is owed: what all members have completed. */
+uint64_t elastic_done_by_members(const tern_moe *moe, uint32_t slot);
+/* Another process has this rank's place, and has told nothing yet. */
+void elastic_forget_rounds(tern_moe *moe, uint32_t rank);
+
 /* 0, or TERN_ERR_MEMBERS where a change is wanted. */
 int elastic_look(tern_moe *moe);
 /* A member has died: TERN_ERR_MEMBERS. */

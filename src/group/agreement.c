@@ -338,24 +338,29 @@ static int catch_up(struct agreement *a)
 	return 0;
 }
 
+int agreement_look(struct agreement *a, const struct view *theirs)
+{
+	if (theirs->number <= a->mine.view.number)
+		return 0;
+	if (!set_has(&theirs->alive, a->rank)) {
+		a->mine.view = *theirs;
+		return 0;
+	}
+	if (theirs->newcomer != a->rank + 1 || theirs->nonce != a->mine.nonce)
+		return AGREEMENT_EXPELLED; /* another has come in its place */
+	a->next = *theirs;
+	return AGREEMENT_DECIDED;
+}
+
 /* A newcomer: it promises nothing and is asked nothing before it is a member. */
 static int look_for_entry(struct agreement *a)
 {
-	for (uint32_t r = 0; r < a->nr_ranks; r++) {
-		const struct view *theirs = &record_of(a, r)->view;
+	int news = 0;
 
-		if (r == a->rank || !a->heard[r].version || theirs->number <= a->mine.view.number)
-			continue;
-		if (!set_has(&theirs->alive, a->rank)) {
-			a->mine.view = *theirs;
-			continue;
-		}
-		if (theirs->newcomer != a->rank + 1 || theirs->nonce != a->mine.nonce)
-			return AGREEMENT_EXPELLED; /* another has come in its place */
-		a->next = *theirs;
-		return AGREEMENT_DECIDED;
-	}
-	return 0;
+	for (uint32_t r = 0; r < a->nr_ranks && !news; r++)
+		if (r != a->rank && a->heard[r].version)
+			news = agreement_look(a, &a->heard[r].view);
+	return news;
 }
 
 int agreement_step(struct agreement *a)

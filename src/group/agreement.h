@@ -88,6 +88,10 @@ void agreement_init(struct agreement *agreement, uint32_t rank, uint32_t nr_rank
 /* Of a rank that is no member: it comes into the next view after this one that has it. */
 void agreement_come(struct agreement *agreement, const struct view *view, uint64_t nonce);
 
+/* Likewise: somebody acts on this view. AGREEMENT_DECIDED: it has this rank; AGREEMENT_EXPELLED: it
+ * has another one in its place. */
+int agreement_look(struct agreement *agreement, const struct view *theirs);
+
 /* Before agreement_stop: a newcomer for which all is prepared here (-1: none), and the last
  * gathering that was begun. */
 void agreement_prepare(

@@ -47,11 +47,62 @@ static bool is_known(const tern_group *group, uint32_t rank)
 	return true;
 }
 
+/* Who comes to a gathering for the first time learns in it where the others are, before anybody
+ * can begin a round with it: so it gives its part when it has theirs. */
+static bool may_give(const tern_group *group)
+{
+	const struct members *m = group->members;
+
+	if (!m->copies || m->gatherings.number != m->first_gathering[group->rank])
+		return true;
+	for (uint32_t r = 0; r < (uint32_t)group->nr_ranks; r++)
+		if (r != (uint32_t)group->rank && members_have(group, r) &&
+			m->gatherings.number > m->first_gathering[r] && !has_given(m, r))
+			return false;
+	return true;
+}
+
+/* Between nodes: no round is under way, and none begins with it before this rank has given its
+ * part. */
+static void meet_newcomers(tern_group *group)
+{
+	const struct members *m = group->members;
+	uint64_t number = m->gatherings.number;
+	bool is_first = number == m->first_gathering[group->rank];
+
+	for (uint32_t r = 0; m->copies && r < (uint32_t)group->nr_ranks; r++) {
+		if (!is_told(m, r) || !members_have(group, r) ||
+			(!is_first && number != m->first_gathering[r]))
+			continue;
+		for (struct join_offer *o = group->offers; o; o = o->next)
+			o->meet(o->ctx, r);
+		if (!is_first)
+			tell_rounds_to(group, r);
+	}
+}
+
+static void give_part(tern_group *group)
+{
+	struct members *m = group->members;
+	struct gathered *part = &m->board->gathered[m->gatherings.number & 1];
+
+	meet_newcomers(group);
+	memcpy(part->bytes, m->part, m->part_bytes);
+	part->nr = m->part_bytes;
+	record_publish(&part->number, m->gatherings.number);
+	m->gives = false;
+	for (uint32_t r = 0; m->copies && r < (uint32_t)group->nr_ranks; r++)
+		if (is_told(m, r) && members_have(group, r))
+			tell_part(group, r, (uint32_t)group->rank, part);
+}
+
 static int look_for_part(void *ctx)
 {
 	tern_group *group = ctx;
 	bool all = true, lost = false;
 
+	if (group->members->gives && may_give(group))
+		give_part(group);
 	for (uint32_t r = 0; r < (uint32_t)group->nr_ranks; r++) {
 		bool here =
 			takes_part(group, r) ? has_given(group->members, r) : is_known(group, r);
@@ -66,20 +117,20 @@ static int look_for_part(void *ctx)
 	return members_are_to_change(group) ? members_fail(group) : 0;
 }
 
-static void give_part(tern_group *group, const uint8_t *mine, size_t bytes)
+/* Of those in whose places others are: as far as a member may still be in that gathering. */
+static void forward_before(tern_group *group, uint32_t to)
 {
-	struct members *m = group->members;
-	struct gathered *part;
+	const struct members *m = group->members;
 
-	gatherings_next(&m->gatherings);
-	part = &m->board->gathered[m->gatherings.number & 1];
-	memcpy(part->bytes, mine, bytes);
-	part->nr = (uint32_t)bytes;
-	record_publish(&part->number, m->gatherings.number);
-	m->gathers = true;
-	for (uint32_t r = 0; m->copies && r < (uint32_t)group->nr_ranks; r++)
-		if (is_told(m, r) && members_have(group, r))
-			tell_part(group, r, (uint32_t)group->rank, part);
+	for (uint32_t r = 0; r < (uint32_t)group->nr_ranks; r++) {
+		const struct board *before = board_before(m, r);
+
+		for (int i = 0; before && i < 2; i++)
+			if (record_observe(&before->gathered[i].number) &&
+				record_observe(&before->gathered[i].number) >=
+					m->gatherings.complete)
+				tell_part(group, to, r, &before->gathered[i]);
+	}
 }
 
 /* The member that was told nothing of this part by the rank itself. */
@@ -95,6 +146,7 @@ void gather_forward(tern_group *group)
 			for (int i = 0; i < 2 && !members_have(group, gone); i++)
 				if (record_observe(&board_of(m, gone)->gathered[i].number))
 					tell_part(group, to, gone, &board_of(m, gone)->gathered[i]);
+		forward_before(group, to);
 		tell_forwarded(group, to);
 	}
 }
@@ -177,7 +229,11 @@ static int gather(tern_group *group, const uint8_t *mine, uint8_t *all, size_t b
 
 		part = part < BOARD_GATHER_BYTES ? part : BOARD_GATHER_BYTES;
 		if (!m->gathers)
-			give_part(group, mine + m->gathered_bytes, part);
+			gatherings_next(&m->gatherings);
+		m->gives = m->gives || !m->gathers;
+		m->gathers = true;
+		m->part = mine + m->gathered_bytes;
+		m->part_bytes = (uint32_t)part;
 		rc = wait_until(
 			&m->wait_policy, (uint64_t)group->wait_ms * 1000000, look_for_part, group);
 		if (rc < 0)

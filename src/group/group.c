@@ -19,6 +19,7 @@
 #include "group/death_watch.h"
 #include "group/members.h"
 #include "base/struct_size.h"
+#include "engine/engine.h"
 #include "tern_engine.h"
 
 #define STATUS_TEXT 256
@@ -186,20 +187,36 @@ int group_pass_fd(tern_group *group, uint32_t round, int fd)
 	return rc == TERN_ERR_PEER_DEAD ? members_lack(group) : rc;
 }
 
+static void configure_engine(
+	const tern_group *group, const struct choice *choice, struct tern_engine_config *engine)
+{
+	tern_engine_config_init(engine);
+	engine->transport = choice->transport;
+	engine->devices[0] = choice->device;
+	engine->wait_ms = group->wait_ms;
+	engine->timeout_ms = group->silence_ms                   ? group->silence_ms
+			     : group->wait_ms > LEAST_SILENCE_MS ? group->wait_ms
+								 : LEAST_SILENCE_MS;
+	if (group->elastic)
+		engine->message_bytes = ELASTIC_MESSAGE_BYTES;
+}
+
 static int make_engine_over(tern_group *group, const struct choice *choice, tern_engine **out)
 {
 	struct tern_engine_config engine;
 
-	tern_engine_config_init(&engine);
-	engine.transport = choice->transport;
-	engine.devices[0] = choice->device;
-	engine.wait_ms = group->wait_ms;
-	engine.timeout_ms = group->silence_ms                   ? group->silence_ms
-			    : group->wait_ms > LEAST_SILENCE_MS ? group->wait_ms
-								: LEAST_SILENCE_MS;
-	if (group->elastic)
-		engine.message_bytes = ELASTIC_MESSAGE_BYTES;
+	configure_engine(group, choice, &engine);
 	return tern_engine_create(group, &engine, out);
+}
+
+int group_make_engine_alone(tern_group *group, const struct engine_networks *networks)
+{
+	struct tern_engine_config engine;
+	struct choice choice;
+
+	select_networks(group->transport, &choice);
+	configure_engine(group, &choice, &engine);
+	return engine_create_alone(group, &engine, networks, &group->engine);
 }
 
 int group_make_engine(tern_group *group, tern_engine **engine)

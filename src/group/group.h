@@ -68,6 +68,10 @@ void group_free(tern_group *group);
  * destroys it. */
 int group_make_engine(tern_group *group, struct tern_engine **engine);
 
+/* Local, of a rank that joins: the group's own engine, over networks that the members have. */
+struct engine_networks;
+int group_make_engine_alone(tern_group *group, const struct engine_networks *networks);
+
 /* By all ranks: each rank of this machine that is another process is given `fd`, and gives one.
  * What came is in group->guests[r].fd, -1: nothing, and the caller's to close; after a failure
  * nothing did. `round` is as in fd_passing_exchange. */

@@ -1,24 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a newcomer and a member's door say to each other: one message, one answer of the same kind,
- * over a socket of one machine; join.h has the order. */
+ * over a socket of one machine, or over TCP; join.h has the order. */
 #ifndef TERN_GROUP_JOIN_WIRE_H
 #define TERN_GROUP_JOIN_WIRE_H
 
+#include "engine/engine.h"
 #include "group/agreement.h"
+#include "group/far_socket.h"
 #include "group/introduce.h"
 #include "group/join.h"
 
-#define JOIN_MAGIC 0x4a4e4554u
+#define JOIN_MAGIC 0x4a4e4555u
 #define JOIN_KEY "tern.member.%d" /* in the rendezvous */
 #define JOIN_MOST_EXCHANGES 256
 #define JOIN_TEXT 512
 
 enum join_kind {
 	JOIN_ENTER = 1,
+	JOIN_LINE,
+	JOIN_CONNECT,
 	JOIN_SETTINGS,
 	JOIN_WINDOW,
+	JOIN_KEYS,
 	JOIN_READY,
-	JOIN_GO
+	JOIN_LOOK,
+	JOIN_GO /* not answered */
 };
 
 /* In an answer, beside errors. */
@@ -27,8 +33,12 @@ enum join_kind {
 /* In the rendezvous, of each member. */
 struct join_card {
 	uint64_t abi;
-	struct fd_passing_address address;
+	char node[NODE_TEXT];
+	struct fd_passing_address address; /* on the same node; its secret is asked for by both */
+	struct far_address far;            /* from others */
 };
+
+_Static_assert(sizeof(struct join_card) <= 256, "`tern run` keeps values of 256 bytes");
 
 struct join_message {
 	uint32_t magic, kind;
@@ -43,10 +53,33 @@ struct join_message {
 			uint64_t silence_ms;
 			struct view view;                      /* a member's */
 			uint64_t numbers[JOIN_MOST_EXCHANGES]; /* likewise: `nr` of them */
+			uint16_t node_of[VIEW_MOST_RANKS];     /* likewise: of each place */
+			uint32_t has_engine, network;          /* likewise: that leads to it */
+			struct engine_networks networks;
 		} enter;
+		int32_t rank;                          /* LINE: the newcomer's */
+		struct engine_address engine;          /* CONNECT */
 		uint64_t settings[JOIN_MOST_SETTINGS]; /* `nr` of them */
+		uint32_t prefix;                       /* SETTINGS' answer: of immediates */
+		struct tern_descriptor window;         /* KEYS: for the other to write there */
+		struct view view;                      /* LOOK's answer */
 		char text[JOIN_TEXT];                  /* with an error */
 	};
 };
+
+/* A message that comes in pieces, from another node. */
+struct join_coming {
+	size_t nr;
+	struct join_message message;
+};
+
+/* All of it, or false. */
+bool join_send(
+	int socket, bool is_far, const struct join_message *message, const int *fds, int nr_fds);
+
+/* Into `message`. False: not yet; coming is then kept for the next call. came->bytes 0: the other
+ * has closed. coming: of a socket from another node; NULL: it is of this one. */
+bool join_receive(int socket, struct join_coming *coming, struct join_message *message,
+	struct local_message *came);
 
 #endif

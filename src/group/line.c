@@ -1,11 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "group/line.h"
 
-#include <arpa/inet.h>
 #include <errno.h>
-#include <ifaddrs.h>
-#include <net/if.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,11 +11,10 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "group/far_socket.h"
 
-#define MOST_ADDRESSES 8
 #define MAGIC 0x656e696cu
 #define LEFT_OUT 'X'
-#define TRY_NS 1000000000u /* of one address */
 #define ALL_NS 5000000000u /* of all of them */
 #define MOST_STRANGERS 64  /* connections that have not said who they are */
 #define SLICE_MS 5
@@ -27,8 +22,7 @@
 /* What the others have to know. */
 struct line_address {
 	uint64_t secret;
-	uint32_t nr, port;                  /* 0 addresses: it takes no lines */
-	uint32_t addresses[MOST_ADDRESSES]; /* in network order */
+	struct far_address at; /* 0 addresses: it takes no lines */
 };
 
 /* The first words on a line. */
@@ -61,63 +55,6 @@ static bool is_elsewhere(const tern_group *group, int r)
 
 /* ---- where this rank can be called ----------------------------------------------------------- */
 
-static void add_address(struct line_address *mine, uint32_t address)
-{
-	for (uint32_t i = 0; i < mine->nr; i++)
-		if (mine->addresses[i] == address)
-			return;
-	if (mine->nr < MOST_ADDRESSES)
-		mine->addresses[mine->nr++] = address;
-}
-
-/* Of this process's interfaces; the loopback last, for nodes that are told apart by name alone. */
-static void list_addresses(struct line_address *mine)
-{
-	const char *set = getenv("TERN_NODE_ADDRESS");
-	struct ifaddrs *all;
-	struct in_addr one;
-
-	if (set && inet_pton(AF_INET, set, &one) == 1) {
-		add_address(mine, one.s_addr);
-		return;
-	}
-	if (getifaddrs(&all))
-		return;
-	for (int loopback = 0; loopback < 2; loopback++)
-		for (struct ifaddrs *i = all; i; i = i->ifa_next) {
-			struct sockaddr_in in;
-
-			int is_loopback = (i->ifa_flags & IFF_LOOPBACK) != 0;
-
-			if (!i->ifa_addr || i->ifa_addr->sa_family != AF_INET ||
-				!(i->ifa_flags & IFF_UP) || is_loopback != loopback)
-				continue;
-			memcpy(&in, i->ifa_addr, sizeof(in));
-			add_address(mine, in.sin_addr.s_addr);
-		}
-	freeifaddrs(all);
-}
-
-static int make_listener(struct line_address *mine)
-{
-	struct sockaddr_in in = {.sin_family = AF_INET};
-	const char *set = getenv("TERN_NODE_ADDRESS");
-	socklen_t bytes = sizeof(in);
-	int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-
-	if (fd < 0)
-		return -1;
-	if (set && inet_pton(AF_INET, set, &in.sin_addr) != 1)
-		in.sin_addr.s_addr = INADDR_ANY;
-	if (bind(fd, (struct sockaddr *)&in, bytes) || listen(fd, 1024) ||
-		getsockname(fd, (struct sockaddr *)&in, &bytes)) {
-		close(fd);
-		return -1;
-	}
-	mine->port = in.sin_port;
-	return fd;
-}
-
 /* Without a listener this rank takes no lines. */
 static int making_open(struct making *m, tern_group *group)
 {
@@ -134,9 +71,7 @@ static int making_open(struct making *m, tern_group *group)
 		m->calls[r].fd = -1;
 	if (rc)
 		return rc;
-	m->listener = make_listener(&m->mine);
-	if (m->listener >= 0)
-		list_addresses(&m->mine);
+	m->listener = far_listen(&m->mine.at);
 	return 0;
 }
 
@@ -157,24 +92,16 @@ static void making_close(struct making *m)
 
 static void begin_call(struct making *m, int r)
 {
-	const struct line_address *to = &m->all[r];
+	const struct far_address *to = &m->all[r].at;
 	struct call *call = &m->calls[r];
-	struct sockaddr_in in = {.sin_family = AF_INET, .sin_port = (uint16_t)to->port};
 
-	if (call->next >= to->nr || call->next >= MOST_ADDRESSES) {
+	if (call->next >= to->nr || call->next >= FAR_MOST_ADDRESSES) {
 		call->done = true;
 		return;
 	}
-	in.sin_addr.s_addr = to->addresses[call->next++];
-	call->fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+	call->fd = far_begin(to, call->next++);
 	call->said = false;
 	call->since_ns = clock_ns();
-	if (call->fd < 0) {
-		call->done = true;
-	} else if (connect(call->fd, (struct sockaddr *)&in, sizeof(in)) && errno != EINPROGRESS) {
-		close(call->fd);
-		call->fd = -1;
-	}
 }
 
 /* The other end answers with this rank's secret, which a stranger does not know. */
@@ -185,7 +112,7 @@ static bool goes_on(struct making *m, int r)
 	struct line_hello hello = {MAGIC, (uint32_t)m->group->rank, m->all[r].secret};
 	ssize_t n;
 
-	if (clock_ns() - call->since_ns > TRY_NS)
+	if (clock_ns() - call->since_ns > FAR_TRY_NS)
 		return false;
 	if (poll(&pfd, 1, 0) != 1)
 		return true;
@@ -269,7 +196,8 @@ static bool is_complete(const struct making *m)
 {
 	for (int r = 0; r < m->group->nr_ranks; r++)
 		if (is_elsewhere(m->group, r) && m->group->peers[r].line < 0 &&
-			(r < m->group->rank ? m->listener >= 0 && m->all[r].nr : !m->calls[r].done))
+			(r < m->group->rank ? m->listener >= 0 && m->all[r].at.nr
+					    : !m->calls[r].done))
 			return false;
 	return true;
 }

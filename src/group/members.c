@@ -392,17 +392,18 @@ void members_replace(tern_group *group, uint32_t rank, struct window *board, uin
 {
 	struct members *m = group->members;
 	struct window **old = &m->windows[rank];
+	bool keep = gathering != m->first_gathering[rank]; /* else it has never given a part */
 
-	if (gathering == m->first_gathering[rank]) {
-		window_drop(*old); /* of one that has never given a part */
+	if (is_told(m, rank)) {
+		tell_replace(group, rank, gathering, keep);
 	} else {
-		window_drop(m->before[rank]);
-		m->before[rank] = *old;
+		window_drop(keep ? m->before[rank] : *old);
+		m->before[rank] = keep ? *old : m->before[rank];
+		*old = board;
+		m->first_gathering[rank] = gathering;
 	}
-	*old = board;
 	set_remove(&m->killed, rank);
 	set_remove(&m->let_go, rank);
-	m->first_gathering[rank] = gathering;
 	gatherings_jump(&m->gatherings, gathering);
 }
 
@@ -417,7 +418,11 @@ void members_begin(tern_group *group)
 	group->shape++;
 	set_add(&m->joined_since, (uint32_t)group->rank);
 	m->open = true;
+	for (struct member_client *c = m->clients; c; c = c->next)
+		if (c->changed)
+			c->changed(c->ctx);
 	tell_record(group);
+	gather_forward(group);
 }
 
 /* What a member has completed it has told before it said that it had stopped; it completes nothing
@@ -429,6 +434,8 @@ static bool knows_rounds(const tern_group *group)
 	for (uint32_t r = 0; r < (uint32_t)group->nr_ranks; r++) {
 		const struct agreement_record *theirs = &m->agreement.heard[r];
 
+		if (r + 1 == m->agreement.mine.view.newcomer)
+			continue; /* it has completed nothing */
 		if (members_have(group, r) && is_told(m, r) && theirs->view.number < group->view &&
 			!(theirs->view.number + 1 == group->view && theirs->stopped))
 			return false;

@@ -54,7 +54,7 @@ struct window;
 struct view;
 /* All but the boards. */
 int members_alloc(tern_group *group);
-/* A newcomer's board, in the place of the rank's last one. */
+/* A newcomer's board, in the place of the rank's last one. NULL: of one that is told. */
 void members_replace(tern_group *group, uint32_t rank, struct window *board, uint64_t gathering);
 /* This rank is a member from the view on that its agreement has just acted on. */
 void members_begin(tern_group *group);

@@ -15,7 +15,8 @@
 
 struct members {
 	struct window **windows; /* [R] of boards; NULL: of a rank that is told by messages */
-	struct board *copies;    /* [R] of their boards, as they tell them; NULL: there are none */
+	struct board **copies;   /* [R] of their boards, as they tell them; NULL: there are none */
+	struct board **coming;   /* [R] likewise, of who is about to come in a rank's place */
 	struct board *board;     /* this rank's */
 	struct agreement agreement;
 	uint64_t told_version; /* of its own record, as others have it */
@@ -34,11 +35,15 @@ struct members {
 	struct gatherings gatherings;
 	size_t gathered_bytes; /* of each rank's, in parts before that */
 	bool gathers;          /* one is under way */
+	bool gives;            /* and this rank has not given its part yet: this one */
+	const uint8_t *part;
+	uint32_t part_bytes;
 	/* Of newcomers, each NULL or 0 for who has been here from the start: */
-	struct window **before;    /* [R] the board of who had its place, for gatherings before */
-	uint64_t *first_gathering; /* [R] its first one; until that is over it does not serve */
-	_Atomic bool makes;        /* it is in a call that is collective, and makes something */
-	bool in_parts;             /* likewise: in a gathering of several parts */
+	struct window **before; /* [R] the board of who had its place, for gatherings before */
+	struct board **copies_before; /* [R] likewise, of ranks that are told */
+	uint64_t *first_gathering;    /* [R] its first one; until that is over it does not serve */
+	_Atomic bool makes;           /* it is in a call that is collective, and makes something */
+	bool in_parts;                /* likewise: in a gathering of several parts */
 	bool expelled, leaves;
 	bool remade;       /* what the view takes besides has been made */
 	int not_fenced;    /* 0, or why somebody could not be */
@@ -56,7 +61,15 @@ static inline bool is_told(const struct members *m, uint32_t rank)
 
 static inline struct board *board_of(const struct members *m, uint32_t rank)
 {
-	return is_told(m, rank) ? &m->copies[rank] : (struct board *)m->windows[rank]->base;
+	return is_told(m, rank) ? m->copies[rank] : (struct board *)m->windows[rank]->base;
+}
+
+/* Of who had its place before; NULL: nobody. */
+static inline struct board *board_before(const struct members *m, uint32_t rank)
+{
+	if (is_told(m, rank))
+		return m->copies ? m->copies_before[rank] : NULL;
+	return m->before[rank] ? (struct board *)m->before[rank]->base : NULL;
 }
 
 /* Where its part of the gathering under way lies; NULL: it cannot have one. */
@@ -64,7 +77,7 @@ static inline struct board *gathering_board(const struct members *m, uint32_t ra
 {
 	if (m->gatherings.number >= m->first_gathering[rank])
 		return board_of(m, rank);
-	return m->before[rank] ? (struct board *)m->before[rank]->base : NULL;
+	return board_before(m, rank);
 }
 
 /* ---- members.c ------------------------------------------------------------------------------- */
@@ -84,9 +97,18 @@ void tell_record(tern_group *group);
 void tell_wanted(tern_group *group, uint64_t view);
 /* What this rank has completed: before the record that says that it has stopped. */
 void tell_rounds(tern_group *group);
+/* To a newcomer: before this rank's part of its first gathering. */
+void tell_rounds_to(tern_group *group, uint32_t to);
 /* A part of a gathering, of rank `origin`. */
 void tell_part(tern_group *group, uint32_t to, uint32_t origin, const struct gathered *part);
 void tell_forwarded(tern_group *group, uint32_t to);
+
+/* What this rank tells from now on is another's, who is about to come in its place; he does not
+ * come after all; he has, and his first gathering is this one. keep: the one before may have given
+ * parts of gatherings. */
+int tell_expect(tern_group *group, uint32_t rank);
+void tell_forget(tern_group *group, uint32_t rank);
+void tell_replace(tern_group *group, uint32_t rank, uint64_t gathering, bool keep);
 
 /* ---- gather.c -------------------------------------------------------------------------------- */
 

@@ -88,7 +88,9 @@ void tell_wanted(tern_group *group, uint64_t view)
 		}
 }
 
-void tell_rounds(tern_group *group)
+static void each_round(tern_group *group,
+	void (*tell_it)(tern_group *group, uint32_t to, const void *data, size_t bytes),
+	uint32_t to)
 {
 	for (struct member_client *c = group->members->clients; c; c = c->next)
 		for (uint32_t slot = 0; c->look && slot < c->nr_slots; slot++) {
@@ -96,8 +98,24 @@ void tell_rounds(tern_group *group)
 				.kind = TOLD_ROUND, .exchange = c->number, .slot = slot};
 
 			c->look(c->ctx, slot, &told.round);
-			tell_all(group, &told, sizeof(told));
+			tell_it(group, to, &told, sizeof(told));
 		}
+}
+
+static void tell_everybody(tern_group *group, uint32_t to, const void *data, size_t bytes)
+{
+	(void)to;
+	tell_all(group, data, bytes);
+}
+
+void tell_rounds(tern_group *group)
+{
+	each_round(group, tell_everybody, 0);
+}
+
+void tell_rounds_to(tern_group *group, uint32_t to)
+{
+	each_round(group, tell, to);
 }
 
 void tell_part(tern_group *group, uint32_t to, uint32_t origin, const struct gathered *part)
@@ -126,13 +144,19 @@ void tell_forwarded(tern_group *group, uint32_t to)
 
 /* ---- being told: on the proxy ---------------------------------------------------------------- */
 
+/* What a rank tells of itself. */
+static struct board *own_board(const struct members *m, uint32_t from)
+{
+	return m->coming[from] ? m->coming[from] : m->copies[from];
+}
+
 static void hear_record(struct members *m, uint32_t from, const struct told_record *told)
 {
 	const struct agreement_record *record = &told->record;
 
 	if (!is_told(m, from))
 		return;
-	board_show(&m->copies[from], record);
+	board_show(own_board(m, from), record);
 	if (record->stopped || !set_is_empty(&record->gone))
 		board_want(m->board, record->view.number + 1);
 }
@@ -144,18 +168,32 @@ static void hear_round(struct members *m, uint32_t from, const struct told_round
 			c->hear(c->ctx, from, told->slot, &told->round);
 }
 
+/* Of the one whose part it is: who came in its place has a first gathering. */
+static struct board *giver(const struct members *m, uint32_t from, const struct told_part *told)
+{
+	if (told->origin == from)
+		return own_board(m, from);
+	return told->number < m->first_gathering[told->origin] ? m->copies_before[told->origin]
+							       : m->copies[told->origin];
+}
+
 /* Pieces come from the rank itself and, when it is gone, from several that have the part: of each
  * in their order, and with the same bytes. */
-static void hear_part(struct members *m, uint32_t nr_ranks, const struct told_part *told)
+static void hear_part(
+	struct members *m, uint32_t nr_ranks, uint32_t from, const struct told_part *told)
 {
 	struct gathered *part;
+	struct board *board;
 
 	if (told->origin >= nr_ranks || !is_told(m, told->origin) ||
 		told->total > BOARD_GATHER_BYTES || told->offset > told->total ||
 		told->bytes > told->total - told->offset || told->bytes > PART_BYTES)
 		return;
-	part = &m->copies[told->origin].gathered[told->number & 1];
-	if (told->number <= record_observe(&part->number))
+	board = giver(m, from, told);
+	if (!board)
+		return;
+	part = &board->gathered[told->number & 1];
+	if (told->number <= record_observe(&part->number) || told->number < part->coming)
 		return;
 	if (told->number != part->coming) {
 		part->coming = told->number;
@@ -193,29 +231,56 @@ static void hear(void *ctx, uint32_t from, const void *data, uint32_t bytes)
 		hear_round(m, from, &told.round);
 	else if (told.kind == TOLD_PART && bytes >= offsetof(struct told_part, data) &&
 		 bytes == offsetof(struct told_part, data) + told.part.bytes)
-		hear_part(m, (uint32_t)group->nr_ranks, &told.part);
+		hear_part(m, (uint32_t)group->nr_ranks, from, &told.part);
 	else if (told.kind == TOLD_FORWARDED && bytes == sizeof(told.view))
 		record_publish(&m->forwarded[from], told.view.view);
 }
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
+static struct board *copy_make(void)
+{
+	return private_map(sizeof(struct board));
+}
+
+static void copy_free(struct board *copy)
+{
+	if (copy)
+		private_unmap(copy, sizeof(*copy));
+}
+
+static int copies_open(tern_group *group)
+{
+	struct members *m = group->members;
+	size_t nr = (size_t)group->nr_ranks;
+	bool all;
+
+	m->copies = calloc(3 * nr, sizeof(*m->copies));
+	m->forwarded = calloc(nr, sizeof(*m->forwarded));
+	all = m->copies && m->forwarded;
+	if (m->copies) {
+		m->coming = m->copies + nr;
+		m->copies_before = m->coming + nr;
+	}
+	for (uint32_t r = 0; all && r < nr; r++)
+		if (is_told(m, r)) {
+			m->copies[r] = copy_make();
+			all = m->copies[r];
+		}
+	return all ? 0
+		   : fail(TERN_ERR_NOMEM, "no memory for the boards of %d ranks", group->nr_ranks);
+}
+
 int tell_open(tern_group *group)
 {
 	struct members *m = group->members;
 	struct engine_message_claim claim = {hear, group};
 	bool any = false;
-	int rc = 0;
+	int rc;
 
 	for (uint32_t r = 0; r < (uint32_t)group->nr_ranks; r++)
 		any = any || is_told(m, r);
-	if (any) {
-		m->copies = private_map((uint64_t)group->nr_ranks * sizeof(*m->copies));
-		m->forwarded = calloc((size_t)group->nr_ranks, sizeof(*m->forwarded));
-		if (!m->copies || !m->forwarded)
-			rc = fail(TERN_ERR_NOMEM, "no memory for the boards of %d ranks",
-				group->nr_ranks);
-	}
+	rc = any ? copies_open(group) : 0;
 	if (any && !rc)
 		rc = engine_claim_messages(group->engine, &claim);
 	return group_agree_status(group, rc, "an elastic group");
@@ -227,9 +292,74 @@ void tell_close(tern_group *group)
 
 	if (m->copies)
 		engine_claim_messages(group->engine, NULL);
-	if (m->copies)
-		private_unmap(m->copies, (uint64_t)group->nr_ranks * sizeof(*m->copies));
+	for (int i = 0; m->copies && i < 3 * group->nr_ranks; i++)
+		copy_free(m->copies[i]);
+	free(m->copies);
 	free(m->forwarded);
+}
+
+/* ---- who comes in another's place: on the proxy, which writes there -------------------------- */
+
+struct replacing {
+	struct members *members;
+	uint32_t rank;
+	uint64_t gathering;
+	struct board *fresh, *old;
+	bool keep;
+};
+
+static int expect(tern_engine *engine, void *ctx)
+{
+	struct replacing *r = ctx;
+
+	(void)engine;
+	r->old = r->members->coming[r->rank];
+	r->members->coming[r->rank] = r->fresh;
+	return 0;
+}
+
+static int replace(tern_engine *engine, void *ctx)
+{
+	struct replacing *r = ctx;
+	struct members *m = r->members;
+	struct board **old = r->keep ? &m->copies_before[r->rank] : &m->copies[r->rank];
+
+	(void)engine;
+	r->old = *old;
+	if (r->keep)
+		m->copies_before[r->rank] = m->copies[r->rank];
+	m->copies[r->rank] = m->coming[r->rank];
+	m->coming[r->rank] = NULL;
+	m->first_gathering[r->rank] = r->gathering;
+	return 0;
+}
+
+int tell_expect(tern_group *group, uint32_t rank)
+{
+	struct replacing r = {.members = group->members, .rank = rank, .fresh = copy_make()};
+
+	if (!r.fresh)
+		return fail(TERN_ERR_NOMEM, "no memory for a newcomer's board");
+	engine_call(group->engine, expect, &r);
+	copy_free(r.old);
+	return 0;
+}
+
+void tell_forget(tern_group *group, uint32_t rank)
+{
+	struct replacing r = {.members = group->members, .rank = rank};
+
+	engine_call(group->engine, expect, &r);
+	copy_free(r.old);
+}
+
+void tell_replace(tern_group *group, uint32_t rank, uint64_t gathering, bool keep)
+{
+	struct replacing r = {
+		.members = group->members, .rank = rank, .gathering = gathering, .keep = keep};
+
+	engine_call(group->engine, replace, &r);
+	copy_free(r.old);
 }
 
 /* The proxy, where there is one, reads the list. */

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "exchange/elastic.h"
+#include "group/join.h"
 #include "path/inside.h"
 #include "path/internode_send.h"
 #include "path/relay.h"
@@ -50,6 +51,7 @@ static int begin_view(tern_engine *engine, void *ctx)
 
 	(void)engine;
 	moe->engine->view->least = moe->engine->view->view = moe->group->view;
+	moe->engine->view->is_new = !members_have(moe->group, moe->rank);
 	channels_begin_again(moe);
 	return 0;
 }
@@ -110,6 +112,8 @@ int elastic_path_open(tern_moe *moe)
 	moe->told = aligned_alloc(CACHE_LINE, nr_slots * sizeof(*moe->told));
 	if (e && moe->told) {
 		memset(moe->told, 0, nr_slots * sizeof(*moe->told));
+		for (uint64_t i = 0; moe->group->newcomer && i < nr_slots; i++)
+			atomic_init(&moe->told[i].done, ELASTIC_UNKNOWN);
 		e->keys = calloc(moe->nr_ranks, sizeof(*e->keys));
 	}
 	if (rc)
@@ -167,6 +171,53 @@ static int gather_descriptors(tern_moe *moe, struct tern_descriptor *mine)
 	return rc;
 }
 
+/* ---- who comes in another's place ------------------------------------------------------------ */
+
+/* It writes here by this key, and this rank there. */
+static void replace_far(void *ctx, uint32_t rank, tern_region *key, tern_remote *remote)
+{
+	tern_moe *moe = ctx;
+	struct elastic_path *e = moe->engine->elastic;
+	tern_remote **window = &moe->engine->windows[rank];
+
+	forget_key(e, rank, moe->wait_ms);
+	tern_remote_forget(*window, moe->wait_ms);
+	e->keys[rank] = key;
+	*window = remote;
+	leave_statuses_forget(&moe->engine->leave_statuses, rank);
+	elastic_forget_rounds(moe, rank);
+	shut_out_take_back(&moe->engine->view->out[rank]);
+}
+
+/* An immediate has the low bits of its epoch alone, and the last word of that rank, or of who had
+ * its place, may be any number of rounds old. The next is of the round that is to come. */
+static void meet(void *ctx, uint32_t rank)
+{
+	tern_moe *moe = ctx;
+
+	for (uint32_t slot = 0; !path_is_mapped(moe, rank) && slot < moe->config.nr_slots; slot++) {
+		uint32_t epoch = elastic_epoch(moe->config.first_epoch,
+			elastic_done_by_members(moe, slot), moe->group->view);
+
+		for (uint32_t kind = 0; kind < NR_WORD_KINDS; kind++)
+			arrival_publish(
+				(struct arrival *)own(moe, layout_word(&moe->layout, slot,
+								   (enum word_kind)kind, rank)),
+				word_make(epoch - 1, 0));
+	}
+}
+
+static void offer(tern_moe *moe)
+{
+	if (!moe->offer)
+		return;
+	moe->offer->prefix = moe->engine->prefix;
+	moe->offer->replace_far = replace_far;
+	moe->offer->meet = meet;
+}
+
+/* ---- connecting ------------------------------------------------------------------------------ */
+
 /* From here on it is asked and told like the group's others; what they were told before, now. */
 static int join_others(tern_moe *moe)
 {
@@ -176,6 +227,7 @@ static int join_others(tern_moe *moe)
 	e->client.number = moe->group->round;
 	rc = members_add_client(moe->group, &e->client);
 	e->listed = !rc;
+	offer(moe);
 	for (uint32_t r = 0; r < moe->nr_ranks && !rc; r++)
 		if (!path_is_mapped(moe, r) && !members_have(moe->group, r))
 			fence(moe, r);
@@ -191,7 +243,11 @@ int elastic_path_connect(tern_moe *moe)
 	int rc = mine ? 0 : fail(TERN_ERR_NOMEM, "no memory for %u descriptors", moe->nr_ranks);
 
 	rc = group_agree_status(moe->group, rc, "tern_moe_create");
-	rc = rc ? rc : gather_descriptors(moe, mine);
+	if (!rc && moe->group->newcomer)
+		rc = newcomer_swap_keys(moe->group, moe->windows[moe->rank],
+			moe->engine->elastic->keys, moe->engine->windows);
+	else if (!rc)
+		rc = gather_descriptors(moe, mine);
 	rc = rc ? rc : join_others(moe);
 	free(mine);
 	return rc;

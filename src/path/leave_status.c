@@ -28,6 +28,11 @@ void leave_statuses_close(struct leave_statuses *p)
 	*p = (struct leave_statuses){NULL, NULL};
 }
 
+void leave_statuses_forget(struct leave_statuses *p, uint32_t rank)
+{
+	atomic_store_explicit(&p->told[rank], 0, memory_order_relaxed);
+}
+
 void leave_statuses_bits(uint64_t leave_status, uint32_t bits[LEAVE_IMMEDIATES])
 {
 	const uint32_t part[LEAVE_IMMEDIATES] = {(uint32_t)-leave_status_error(leave_status),

@@ -24,6 +24,9 @@ struct leave_statuses {
 int leave_statuses_open(struct leave_statuses *leave_statuses, uint32_t nr_ranks);
 void leave_statuses_close(struct leave_statuses *leave_statuses);
 
+/* Another process has this rank's place. */
+void leave_statuses_forget(struct leave_statuses *leave_statuses, uint32_t rank);
+
 /* What each of the immediates carries, in 9 bits. */
 void leave_statuses_bits(uint64_t leave_status, uint32_t bits[LEAVE_IMMEDIATES]);
 

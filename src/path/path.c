@@ -77,10 +77,13 @@ uint64_t path_leave_status(const tern_moe *moe, uint32_t rank)
 		&((const struct window_head *)moe->windows[rank]->base)->leave_status);
 }
 
-/* The engine watches processes too, and reports an end only after what was sent before it. */
+/* The engine watches processes too, and reports an end only after what was sent before it. An
+ * exchange that is not elastic is over when a member goes, whoever has come in its place. */
 bool path_is_lost(const tern_moe *moe, uint32_t rank, const char **text)
 {
 	*text = NULL;
+	if (!moe->config.elastic && group_has_lost(moe->group, rank))
+		return true;
 	if (!path_is_mapped(moe, rank) && moe->config.elastic)
 		return members_lost(moe->group, rank);
 	if (!path_is_mapped(moe, rank))

@@ -23,6 +23,7 @@
 #include "path/relay.h"
 #include "path/results.h"
 #include "path/view.h"
+#include "group/join.h"
 #include "group/window.h"
 
 #define MOST_RANKS 4096
@@ -256,8 +257,9 @@ static int exchange_descriptors(tern_moe *moe)
 
 int engine_path_open(tern_moe *moe)
 {
-	uint8_t prefix;
-	int rc = engine_agree_prefix(moe->group, moe->group->engine, &prefix);
+	bool joins = moe->group->newcomer;
+	uint8_t prefix = joins ? newcomer_prefix(moe->group) : 0;
+	int rc = joins ? 0 : engine_agree_prefix(moe->group, moe->group->engine, &prefix);
 
 	rc = rc ? rc : group_agree_status(moe->group, open_local(moe, prefix), "tern_moe_create");
 	/* A rank that is stopped and goes on within the wait is not dead. */

@@ -63,7 +63,8 @@ bool view_is_past(const tern_moe *moe, uint32_t bits)
 {
 	const struct path_view *v = moe->engine->view;
 
-	return v && low_bits((bits >> CHUNK_BITS) - v->least) >= 1u << (VIEW_BITS - 1);
+	return v && !v->is_new &&
+	       low_bits((bits >> CHUNK_BITS) - v->least) >= 1u << (VIEW_BITS - 1);
 }
 
 bool view_is_other(const tern_moe *moe, uint32_t bits)
@@ -92,6 +93,7 @@ int view_open(tern_moe *moe)
 	if (!v || !v->out || !v->alive)
 		return fail(TERN_ERR_NOMEM, "no memory for a view of %u ranks", moe->nr_ranks);
 	memset(v->alive, 1, moe->nr_ranks);
+	v->is_new = moe->group->newcomer;
 	return 0;
 }
 

@@ -10,6 +10,8 @@ struct path_view {
 	_Atomic uint8_t *out; /* [R] shut out */
 	uint8_t *alive;       /* [R] members, as the group has them */
 	uint64_t halted;      /* the view before which nothing is relayed any more */
+	bool is_new; /* this rank joins: what comes is of the view that has it, which it may not
+			know yet */
 	/* the proxy's own */
 	uint64_t least, view; /* that chunks have, at least; of this rank's own chunks */
 };

@@ -2,34 +2,45 @@
 # SPDX-License-Identifier: Apache-2.0
 # A rank of the demo is killed, and started anew by `tern run --restart`: it joins the others, and all write what one rank
 # alone writes. With each expert on two ranks, and on one: then others bring those of the dead rank to them, and give
-# them back. BUILD=dir SEED=n [LONG=1] tests/cli/test_restart.sh
+# them back. On one node, and on two. BUILD=dir SEED=n RUNS=n NODE_RUNS=n [LONG=1] tests/cli/test_restart.sh
 BUILD=${BUILD:-build}
 SEED=${SEED:-1}
 RUNS=${RUNS:-${LONG:+32}}
 RUNS=${RUNS:-2}
+NODE_RUNS=${NODE_RUNS:-${LONG:+32}}
+NODE_RUNS=${NODE_RUNS:-1}
 LENGTH=${LENGTH:-40}
 # shellcheck source=tests/cli/kills.sh
 . "${0%/*}/kills.sh"
 
-# strike RANK TICKS REPEAT: false if the others had ended before it came again
+# strike RANK TICKS REPEAT: 1 if the others had ended before it came again; 2 if they were not all there yet
 strike() {
-	begin 4 --elastic --restart 1 --timeout 200 -- "$BUILD/generate" --elastic=$copies -n "$LENGTH" --repeat="$3"
+	# shellcheck disable=SC2086
+	begin 4 $nodes --elastic --restart 1 --timeout 200 -- "$BUILD/generate" --elastic=$copies -n "$LENGTH" --repeat="$3"
 	# shellcheck disable=SC2046
 	victim=$(nth $(($1 + 1)) $(children "$launcher"))
 	while [ "$(used "$victim")" -lt "$2" ]; do :; done
 	kill -9 "$victim" 2>/dev/null
 	wait "$launcher"
 	code=$?
-	grep -q "rank $1 joined; [0-9.]* ms later" "$tmp/out"
+	! grep -qE 'joining the other ranks: |creating an exchange: |a store of experts: ' "$tmp/err" || return 2
+	grep -q "rank $1 joined; [0-9.]* ms later" "$tmp/out" || return 1
 }
 
-seed=$SEED
-for _ in $(seq "$RUNS"); do
+# once: with the next seed
+once() {
 	rank=$((seed / 2 % 4))
 	copies=$((1 + seed % 2))
 	ticks=$((8 + seed * 7 % 30))
 	repeat=8
-	until strike $rank $ticks $repeat || [ $repeat -ge 64 ]; do repeat=$((repeat * 2)); done
+	while [ $repeat -le 64 ] && [ $ticks -lt 2000 ]; do
+		strike $rank $ticks $repeat
+		case $? in
+		0) break ;;
+		1) repeat=$((repeat * 2)) ;;
+		2) ticks=$((ticks * 2)) ;;
+		esac
+	done
 	[ $code -eq 0 ] || bad "exit code $code when rank $rank died"
 	grep -q "rank $rank joined" "$tmp/out" || bad "rank $rank has not joined"
 	grep -q "rank $rank died; " "$tmp/out" || bad "rank $rank is not named"
@@ -39,7 +50,13 @@ for _ in $(seq "$RUNS"); do
 	[ $copies -eq 2 ] || grep -q "rank $rank died; .* experts came here in " "$tmp/out" || bad "the experts of rank $rank did not come"
 	grep -E 'died;|joined;' "$tmp/out"
 	seed=$((seed + 1))
-done
+}
+
+seed=$SEED
+nodes=
+for _ in $(seq "$RUNS"); do once; done
+nodes="--nodes 2"
+for _ in $(seq "$NODE_RUNS"); do once; done
 "$BUILD/tern" run -n 1 --restart 1 -- true 2>"$tmp/err" && bad "--restart without --elastic"
 grep -q -- "--restart is for jobs that are --elastic" "$tmp/err" || bad "no word of --elastic"
 

@@ -14,6 +14,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -243,6 +244,24 @@ static int right_round(struct worker *w)
 	return rc ? rc : check_sums(w);
 }
 
+/* Whoever has come makes what is made later, as the others do. */
+static int work_in_a_new_exchange(struct worker *w)
+{
+	tern_moe *one = w->moe, *other = w->other, *fresh = NULL;
+	int rc;
+
+	while ((rc = make_exchange(w, HIDDEN, &fresh)) == TERN_ERR_MEMBERS)
+		if ((rc = survive_all(w)))
+			return rc;
+	w->moe = w->other = fresh;
+	for (int i = 0; i < 3 && !rc; i++, w->number++)
+		rc = right_round(w);
+	w->moe = one;
+	w->other = other;
+	tern_moe_destroy(fresh);
+	return rc;
+}
+
 static int work(struct worker *w)
 {
 	bool enough = false;
@@ -258,7 +277,7 @@ static int work(struct worker *w)
 			atomic_fetch_add(&w->scene->nr_past, 1);
 		atomic_fetch_add(&w->scene->nr_rounds, 1);
 	}
-	return rc;
+	return rc ? rc : work_in_a_new_exchange(w);
 }
 
 static struct tern_rendezvous rendezvous(void)
@@ -282,11 +301,17 @@ static void member_body(struct rank *rank)
 	close_worker(&w);
 }
 
+static const char *other_node; /* where a newcomer comes from in place of its rank's */
+
 static int try_to_join(struct rank *rank, int number, int silence_ms, int wait_ms)
 {
 	struct tern_group_config config;
+	char node[16], transport[256];
 
 	tern_group_config_init(&config);
+	config.node = test_node(number, RANKS, node, sizeof(node));
+	config.node = other_node ? other_node : config.node;
+	config.transport = test_transport(number, transport, sizeof(transport));
 	config.boot = (struct tern_boot){.rank = number, .nr_ranks = RANKS};
 	config.elastic = 1;
 	config.silence_ms = silence_ms;
@@ -414,12 +439,9 @@ static uint64_t seed_of(uint64_t usual)
 	return seed ? strtoull(seed, NULL, 0) : usual;
 }
 
-static void one_comes_in_its_place(void **state)
+static void come_in_places(int nr, int first, uint64_t random)
 {
-	uint64_t random = seed_of(3);
-
-	(void)state;
-	for (int i = 0; i < scaled(8); i++) {
+	for (int i = first; i < first + nr; i++) {
 		pid_t pids[MAX_PROCESSES];
 		struct scene *s =
 			begin_scene(i & 1 ? TERN_LOW_LATENCY : TERN_HIGH_THROUGHPUT, pids);
@@ -434,6 +456,36 @@ static void one_comes_in_its_place(void **state)
 			(double)atomic_load(&s->strike_ns) / 1e6);
 		end_scene(s, pids);
 	}
+}
+
+static void one_comes_in_its_place(void **state)
+{
+	(void)state;
+	come_in_places(scaled(8), 0, seed_of(3));
+}
+
+/* Beside others that live on its node; and as the only one there. */
+static void one_comes_between_nodes(void **state)
+{
+	(void)state;
+	setenv("TERN_TEST_NODES", "2", 0);
+	come_in_places(scaled(2), 1, seed_of(3));
+	setenv("TERN_TEST_NODES", "aaab", 1);
+	come_in_places(1, 3, seed_of(4));
+	come_in_places(1, 7 + 3, seed_of(5)); /* rank 2: all that it tells of itself goes to b by
+						 messages */
+	unsetenv("TERN_TEST_NODES");
+}
+
+/* The node of a rank that was alone there is gone, and one comes from another. */
+static void one_comes_from_a_new_node(void **state)
+{
+	(void)state;
+	setenv("TERN_TEST_NODES", "aaab", 1);
+	other_node = "elsewhere";
+	come_in_places(1, 3, seed_of(6));
+	other_node = NULL;
+	unsetenv("TERN_TEST_NODES");
 }
 
 /* One after the other, in two places, and again in the first. */
@@ -460,10 +512,9 @@ static void several_come(void **state)
 }
 
 /* Two places are vacant, and two come at the same time. */
-static void two_come_at_once(void **state)
+static void come_at_once(int nr)
 {
-	(void)state;
-	for (int i = 0; i < scaled(4); i++) {
+	for (int i = 0; i < nr; i++) {
 		pid_t pids[MAX_PROCESSES];
 		struct scene *s =
 			begin_scene(i & 1 ? TERN_LOW_LATENCY : TERN_HIGH_THROUGHPUT, pids);
@@ -477,13 +528,16 @@ static void two_come_at_once(void **state)
 	}
 }
 
-/* At any moment of its way in, and after it; then another one comes. */
-static void newcomers_are_killed(void **state)
+static void two_come_at_once(void **state)
 {
-	uint64_t random = seed_of(7);
-
 	(void)state;
-	for (int i = 0; i < scaled(8); i++) {
+	come_at_once(scaled(4));
+}
+
+/* At any moment of its way in, and after it; then another one comes. */
+static void kill_newcomers(int nr, uint64_t random)
+{
+	for (int i = 0; i < nr; i++) {
 		pid_t pids[MAX_PROCESSES];
 		struct scene *s =
 			begin_scene(i & 1 ? TERN_LOW_LATENCY : TERN_HIGH_THROUGHPUT, pids);
@@ -502,13 +556,16 @@ static void newcomers_are_killed(void **state)
 	}
 }
 
-/* At any moment of another's way in. In its place comes one, too. */
-static void members_are_killed(void **state)
+static void newcomers_are_killed(void **state)
 {
-	uint64_t random = seed_of(9);
-
 	(void)state;
-	for (int i = 0; i < scaled(8); i++) {
+	kill_newcomers(scaled(8), seed_of(7));
+}
+
+/* At any moment of another's way in. In its place comes one, too. */
+static void kill_members(int nr, uint64_t random)
+{
+	for (int i = 0; i < nr; i++) {
 		pid_t pids[MAX_PROCESSES];
 		struct scene *s =
 			begin_scene(i & 1 ? TERN_LOW_LATENCY : TERN_HIGH_THROUGHPUT, pids);
@@ -523,6 +580,23 @@ static void members_are_killed(void **state)
 		await(s, RANKS + 2);
 		end_scene(s, pids);
 	}
+}
+
+static void members_are_killed(void **state)
+{
+	(void)state;
+	kill_members(scaled(8), seed_of(9));
+}
+
+/* The second is of the other node, where its neighbour knows of its death. */
+static void deaths_between_nodes(void **state)
+{
+	(void)state;
+	setenv("TERN_TEST_NODES", "2", 0);
+	come_at_once(1);
+	kill_newcomers(scaled(2), seed_of(7));
+	kill_members(scaled(2), seed_of(9));
+	unsetenv("TERN_TEST_NODES");
 }
 
 /* ---- who is refused -------------------------------------------------------------------------- */
@@ -542,6 +616,13 @@ static void other_settings(struct rank *rank)
 
 	expect(rank, "a place that is not vacant", try_to_join(rank, (place + 1) % RANKS, 0, 30000),
 		TERN_ERR_STATE, "not vacant");
+	if (getenv("TERN_TEST_NODES")) {
+		other_node = "elsewhere";
+		expect(rank, "another node", try_to_join(rank, place, 0, 30000),
+			TERN_ERR_UNSUPPORTED,
+			"newcomers come to the node of those that live there");
+		other_node = NULL;
+	}
 	expect(rank, "another silence", try_to_join(rank, place, 5000, 30000), TERN_ERR_MISMATCH,
 		"silence_ms is 5000; the members have 0");
 	rc = try_to_join(rank, place, 0, 30000);
@@ -577,14 +658,15 @@ static void strangers(struct rank *rank)
 
 		snprintf(key, sizeof(key), JOIN_KEY, (rank->rank + 1 + i % 3) % RANKS);
 		if (meeting_get(NULL, key, &card, &bytes, 0) ||
-			(s = local_connect(&card.address)) < 0) {
+			(s = i & 4 && card.far.nr ? far_connect(&card.far, 1000)
+						  : local_connect(&card.address)) < 0) {
 			rank_fails(rank, "no door of %s", key);
 			return;
 		}
 		for (size_t b = 0; b < sizeof(noise); b++)
 			noise[b] = (unsigned char)random_below(&random, 256);
 		if (i % 3)
-			local_send(s, noise, i % 3 == 1 ? sizeof(noise) : 7, NULL, 0);
+			send(s, noise, i % 3 == 1 ? sizeof(noise) : 7, MSG_NOSIGNAL);
 		if (i % 2)
 			close(s);
 	}
@@ -598,11 +680,9 @@ static void refused_body(struct rank *rank)
 }
 
 /* Meanwhile the others go on, and have no change of members; then the right one comes. */
-static void who_is_refused_holds_up_nobody(void **state)
+static void refuse_some(enum tern_mode least)
 {
-	(void)state;
-	BOTH_MODES(mode)
-	{
+	for (enum tern_mode mode = least; mode <= TERN_HIGH_THROUGHPUT; mode++) {
 		pid_t pids[MAX_PROCESSES], refused;
 		struct scene *s = begin_scene(mode, pids);
 		int status, rounds;
@@ -622,6 +702,20 @@ static void who_is_refused_holds_up_nobody(void **state)
 	}
 }
 
+static void who_is_refused_holds_up_nobody(void **state)
+{
+	(void)state;
+	refuse_some(TERN_LOW_LATENCY);
+}
+
+static void refusals_between_nodes(void **state)
+{
+	(void)state;
+	setenv("TERN_TEST_NODES", "2", 0);
+	refuse_some(TERN_HIGH_THROUGHPUT);
+	unsetenv("TERN_TEST_NODES");
+}
+
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
@@ -631,10 +725,14 @@ int main(int argc, char **argv)
 		cmocka_unit_test(newcomers_are_killed),
 		cmocka_unit_test(members_are_killed),
 		cmocka_unit_test(who_is_refused_holds_up_nobody),
+		cmocka_unit_test(one_comes_between_nodes),
+		cmocka_unit_test(one_comes_from_a_new_node),
+		cmocka_unit_test(deaths_between_nodes),
+		cmocka_unit_test(refusals_between_nodes),
 	};
 
 	if (getenv("TERN_FORCE_ENGINE")) {
-		printf("newcomers join where all is mapped\n");
+		printf("newcomers join on the nodes that there are\n");
 		return 77;
 	}
 	if (argc > 1)

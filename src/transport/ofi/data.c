@@ -177,8 +177,10 @@ int ofi_greet(struct ofi *o, uint32_t p)
 
 static int post_send(struct ofi *o, uint32_t p, const void *data, uint32_t bytes)
 {
-	struct ofi_header header = {
-		.kind = OFI_SEND, .sender = o->self, .secret = o->peers[p].secret};
+	struct ofi_header header = {.kind = OFI_SEND,
+		.sender = o->self,
+		.secret = o->peers[p].secret,
+		.senders = o->secret};
 	struct ofi_op *op =
 		o->peers[p].nr_sends < OFI_PEER_SENDS ? ofi_op_take(o, OFI_SEND, p) : NULL;
 	int rc;

@@ -115,7 +115,9 @@ enum ofi_state {
 struct ofi_header {
 	uint32_t kind; /* OFI_SEND */
 	uint32_t sender;
-	uint64_t secret; /* of the receiver's address: anybody on the network can send a message */
+	uint64_t secret;  /* of the receiver's address: anybody on the network can send a message */
+	uint64_t senders; /* of the sender's: what one has left behind is not another's that has
+			     come in its place */
 };
 
 struct ofi_key {

@@ -84,6 +84,13 @@ static void repost_later(struct ofi *o, struct ofi_op *op)
 	o->to_post = op;
 }
 
+static bool is_of_sender(const struct ofi *o, const struct ofi_header *header)
+{
+	const struct ofi_peer *peer = &o->peers[header->sender];
+
+	return peer->state == OFI_UNKNOWN || peer->secret == header->senders;
+}
+
 /* The number of events: 1, or 0 for what no rank of ours can have sent. */
 static int message_arrived(
 	struct ofi *o, struct ofi_op *op, uint64_t bytes, struct transport_event *event)
@@ -94,7 +101,7 @@ static int message_arrived(
 	if (bytes >= sizeof(header))
 		memcpy(&header, op->buffer, sizeof(header));
 	if (header.kind != OFI_SEND || header.secret != o->secret || header.sender >= o->nr_peers ||
-		bytes - sizeof(header) > o->message_bytes)
+		bytes - sizeof(header) > o->message_bytes || !is_of_sender(o, &header))
 		return 0;
 	*event = (struct transport_event){.kind = EVENT_MESSAGE,
 		.peer = header.sender,
