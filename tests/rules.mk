@@ -7,7 +7,7 @@ INSIDE_SRC := $(LIB_SRC) $(TESTKIT_SRC) $(BENCH_SRC) $(SIM_SRC) $(SOAK_SRC) $(fi
 TRANSPORT_SRC := $(filter-out tests/transport/cases_verbs%,$(wildcard tests/transport/*.c)) \
 	      $(if $(VERBS),$(filter-out %_none.c,$(wildcard tests/transport/cases_verbs*.c)),tests/transport/cases_verbs_none.c)
 INSIDE     := $(BUILD)/tests/libinside.a
-TEST_SRC   := $(filter-out $(if $(VERBS),,%/test_device_memory.c),$(wildcard tests/unit/test_*.c tests/exchange/test_*.c tests/faults/test_*.c tests/device/test_*.c))
+TEST_SRC   := $(filter-out $(if $(VERBS),,%/test_device_memory.c %/test_device_buffers.c),$(wildcard tests/unit/test_*.c tests/exchange/test_*.c tests/faults/test_*.c tests/device/test_*.c))
 TESTS      := $(patsubst tests/%.c,$(BUILD)/tests/%,$(TEST_SRC))
 FUZZERS    := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/fuzz/fuzz_*.c))
 
@@ -88,7 +88,7 @@ $(DRIVERS): tests/device/driver/libcuda.c tests/device/driver/libcuda.h
 	@mkdir -p $(@D)
 	@echo '  LINK $@'
 	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS)) -I. $(if $(findstring /old/,$@),-DOLD) -fvisibility=default -shared -fPIC -Wl,-soname,$(@F) $< -o $@
-$(BUILD)/tests/unit/test_device_memory: | $(DRIVERS)
+$(BUILD)/tests/unit/test_device_memory $(BUILD)/tests/unit/test_device_buffers $(BUILD)/tests/transport/test_transport: | $(DRIVERS)
 
 tests: $(TESTS) $(DRIVERS) traced $(KERNEL_TESTS) emulated $(BUILD)/tests/transport/test_transport $(BUILD)/tests/vm/rate $(BUILD)/tests/rank $(BUILD)/tests/thread.so $(BUILD)/tests/within
 fuzzers: $(FUZZERS)

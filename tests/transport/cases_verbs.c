@@ -358,5 +358,6 @@ const struct transport_case verbs_cases[] = {
 	{.name = "port_down", .run = run_port_down, .only = &transport_verbs},
 	{.name = "settings", .run = run_settings, .only = &transport_verbs},
 	{.name = "relaxed", .run = run_relaxed, .only = &transport_verbs},
+	{.name = "device_memory", .run = run_device_memory, .only = &transport_verbs},
 	{.name = NULL},
 };

@@ -18,4 +18,7 @@ void reconnect(struct world *world);
 /* A command that has to succeed. */
 void shell(const char *command);
 
+/* cases_verbs_device.c */
+void run_device_memory(const struct network *network);
+
 #endif

@@ -13,7 +13,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#include "tests/device/driver/libcuda.h"
+#include "tests/device/gpu_memory.h"
 #include "transport/device_memory.h"
 #include "transport/verbs/verbs.h"
 
@@ -82,33 +82,16 @@ static struct verbs *open_verbs(bool knows_buffers)
 
 /* ---- a driver -------------------------------------------------------------------------------- */
 
-static struct {
-	void *library;
-	void (*set)(const struct driver_memory *memory);
-	void (*told)(struct driver_asked *asked);
-} driver;
+static struct gpu_driver driver;
 
 static void load_driver(const char *which)
 {
-	char path[4096];
-	ssize_t length = readlink("/proc/self/exe", path, sizeof(path) - 1);
-	void *set, *told;
-
-	assert_true(length > 0);
-	path[length] = 0;
-	*strrchr(path, '/') = 0; /* the test's own folder */
-	snprintf(strrchr(path, '/'), 64, "/driver/%s/libcuda.so.1", which);
-	driver.library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-	assert_non_null(driver.library);
-	set = dlsym(driver.library, "driver_set");
-	told = dlsym(driver.library, "driver_told");
-	memcpy(&driver.set, &set, sizeof(set));
-	memcpy(&driver.told, &told, sizeof(told));
+	assert_true(gpu_driver_open(&driver, which));
 }
 
 static void unload_driver(void)
 {
-	dlclose(driver.library);
+	gpu_driver_close(&driver);
 	assert_null(dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD)); /* who asked has not kept it */
 }
 

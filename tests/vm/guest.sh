@@ -164,7 +164,7 @@ part_faults() {
 part_sanitized() {
 	TERN_TEST_DIVISOR=20 suite "$BUILD/tests/transport/test_transport" verbs:rxe0 unaligned immediates self messages inline outstanding full_queues soak \
 		refusals bad_key regions replaced reopened hammer_threads death \
-		flushed victim retry_exceeded rnr_exhausted no_overrun unsignalled unanswered forged stale_greeting renewed storm relaxed
+		flushed victim retry_exceeded rnr_exhausted no_overrun unsignalled device_memory unanswered forged stale_greeting renewed storm relaxed
 	suite "$BUILD/tests/transport/test_transport" verbs:rxe1,rxe2 port_down wire_later
 	TERN_TEST_DIVISOR=10 suite "$BUILD/tests/unit/test_engine_threads" over_verbs
 	export TERN_FORCE_ENGINE=1 TERN_TRANSPORT=verbs:rxe0

@@ -127,6 +127,12 @@ static int check_peer(struct verbs *v, uint32_t p)
 	return peer->state == VERBS_UP ? 0 : TRANSPORT_AGAIN;
 }
 
+/* The processor reads what is inline; from a GPU's memory that is a write like others. */
+static bool is_inline(const struct transport_write *w)
+{
+	return (w->flags & WRITE_INLINE) && !(w->region && w->region->on_device);
+}
+
 static int check_ends(const struct verbs *v, const struct transport_write *w)
 {
 	const struct transport_region *region = w->region;
@@ -139,7 +145,7 @@ static int check_ends(const struct verbs *v, const struct transport_write *w)
 	if (w->bytes > v->port.attr.max_msg_sz)
 		return fail(
 			TERN_ERR_INVALID, "a write of %llu bytes", (unsigned long long)w->bytes);
-	if (w->flags & WRITE_INLINE)
+	if (is_inline(w))
 		return w->bytes <= v->inline_bytes
 			       ? 0
 			       : fail(TERN_ERR_INVALID, "an inline write of %llu bytes",
@@ -202,7 +208,7 @@ static void build_write(const struct verbs_connection *connection, const struct 
 		wr->send_flags |= IBV_SEND_FENCE;
 	if (!w->bytes)
 		return;
-	if ((w->flags & WRITE_INLINE) && !(w->region && w->region->on_device))
+	if (is_inline(w))
 		wr->send_flags |= IBV_SEND_INLINE;
 	wr->wr.rdma.remote_addr = w->key->address + w->offset;
 	wr->wr.rdma.rkey = (uint32_t)w->key->key;

@@ -4,9 +4,12 @@
  * no dma-buf. */
 #include "tests/device/driver/libcuda.h"
 
+#include <fcntl.h>
+#include <linux/udmabuf.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -48,6 +51,30 @@ int cuPointerGetAttribute(void *to, int which, uint64_t at)
 }
 
 #ifndef OLD
+/* A dma-buf of so much of the memory's file, where the kernel makes any; else that file once more.
+ */
+static int buffer_of(uint64_t base, uint64_t bytes)
+{
+	struct udmabuf_create create = {.memfd = (uint32_t)memory.fd,
+		.flags = UDMABUF_FLAGS_CLOEXEC,
+		.offset = base - memory.base,
+		.size = bytes};
+	int device, fd;
+	char path[32];
+
+	if (!memory.fd)
+		return memfd_create("dma-buf", MFD_CLOEXEC);
+	device = open("/dev/udmabuf", O_RDWR | O_CLOEXEC);
+	if (device >= 0) {
+		fd = ioctl(device, UDMABUF_CREATE, &create);
+		close(device);
+		return fd;
+	}
+	asked.start = create.offset;
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", memory.fd);
+	return open(path, O_RDWR | O_CLOEXEC);
+}
+
 /* As the driver does: whole pages. */
 int cuMemGetHandleForAddressRange(
 	void *handle, uint64_t base, size_t bytes, int type, unsigned long long flags)
@@ -55,13 +82,14 @@ int cuMemGetHandleForAddressRange(
 	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
 
 	asked.nr++;
+	asked.start = 0;
 	asked.base = base;
 	asked.bytes = bytes;
 	if (memory.error)
 		return memory.error;
 	if (type != DMA_BUF || flags || base % page || bytes % page)
 		return INVALID;
-	asked.fd = *(int *)handle = memfd_create("dma-buf", MFD_CLOEXEC);
+	asked.fd = *(int *)handle = buffer_of(base, bytes);
 	return asked.fd < 0 ? INVALID : 0;
 }
 #endif

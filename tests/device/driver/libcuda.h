@@ -11,12 +11,15 @@ struct driver_memory {
 	bool pinned; /* the host's */
 	int ordinal;
 	int error; /* what asking for a descriptor ends with */
+	int fd;    /* the file that it is, with a seal against shrinking; 0: none, and descriptors
+		      are of nothing */
 };
 
 /* The last descriptor. */
 struct driver_asked {
 	uint32_t nr;
 	uint64_t base, bytes;
+	uint64_t start; /* where the buffer begins in its descriptor: 0 of a dma-buf */
 	int fd;
 };
 
