@@ -23,7 +23,7 @@ $(BUILD)/traced/%.cu.o: %.cu $(KERNELS_H) $(wildcard bench/lab/*.h)
 
 -include $(shell find $(BUILD)/traced -name '*.d' 2>/dev/null)
 
-lab: $(BUILD)/tern-lab-ll $(BUILD)/tern-lab-trace $(BUILD)/tern-lab-ht $(BUILD)/tern-lab-ways $(BUILD)/tern-lab-notes $(BUILD)/tern-lab-planted $(BUILD)/tern-lab-pieces \
+lab: $(BUILD)/tern-lab-teardown $(BUILD)/tern-lab-ll $(BUILD)/tern-lab-trace $(BUILD)/tern-lab-ht $(BUILD)/tern-lab-ways $(BUILD)/tern-lab-notes $(BUILD)/tern-lab-planted $(BUILD)/tern-lab-pieces \
      $(BUILD)/tern-lab-gemm $(BUILD)/tern-lab-gemm-trace
 
 $(BUILD)/tern-lab-ll: $(call obj,$(LAB_SRC) $(TESTKIT_SRC)) $(patsubst %,$(BUILD)/obj/%.o,$(LAB_CU)) $(BUILD)/libtern.a
@@ -46,7 +46,8 @@ $(BUILD)/tern-lab-ways: $(call obj,$(LAB_WAYS) $(TESTKIT_SRC)) $(patsubst %,$(BU
 $(BUILD)/tern-lab-notes: $(wildcard bench/lab/notes/*.cu)
 $(BUILD)/tern-lab-planted: bench/lab/planted/planted.cu
 $(BUILD)/tern-lab-pieces: $(wildcard bench/lab/pieces/*.cu)
-$(BUILD)/tern-lab-notes $(BUILD)/tern-lab-planted $(BUILD)/tern-lab-pieces: $(KERNELS_H) bench/lab/check.h
+$(BUILD)/tern-lab-teardown: bench/lab/teardown/teardown.cu
+$(BUILD)/tern-lab-notes $(BUILD)/tern-lab-planted $(BUILD)/tern-lab-pieces $(BUILD)/tern-lab-teardown: $(KERNELS_H) bench/lab/check.h
 	@mkdir -p $(@D)
 	@echo '  NVCC $(filter %.cu,$^)'
 	$(Q)$(NVCC) $(NVFLAGS) -lineinfo $(filter %.cu,$^) -o $@
