@@ -571,9 +571,12 @@ struct tern_received {
 	size_t size TERN_SIZE_OF(tern_received); /* sizeof(struct tern_received) */
 	void *into_x; /* in: low-latency mode may fill the caller's buffer, 16-byte aligned, of as
 			 many row positions as the worst case has; NULL: library memory */
-	void *into_scales;       /* in: goes with into_x for FP8, aligned to one scale */
-	void *x;                 /* out, like all below: the rows */
-	void *scales;            /* [rows][ceil(H/128)]; NULL unless FP8 */
+	void *into_scales; /* in: goes with into_x for FP8, aligned to one scale. NULL on a device,
+			      with gemm_scales of fewer than 2^32 elements in all, for UE8M0 of a
+			      multiple of 4 blocks: these alone are written, and by the kernel that
+			      receives the rows */
+	void *x;           /* out, like all below: the rows */
+	void *scales; /* [rows][ceil(H/128)]; NULL unless FP8, or where gemm_scales alone are */
 	const uint32_t *counts;  /* [L] rows of each local expert; TERN_BY_SOURCE: [R] rows of each
 				    source */
 	const uint64_t *offsets; /* [L] first row position of each local expert; TERN_BY_SOURCE: [R]

@@ -95,8 +95,15 @@ class Lane:
         self.rounds: List[Optional[Round]] = [None] * _SLOTS
         self.next = 0
         self.combine_buffers: List[Any] = [None] * _SLOTS
-        self.scales: List[Any] = [None] * _SLOTS
-        """Of FP8, row by row, as they travel."""
+        self._scales: List[Any] = [None] * _SLOTS
+
+    def row_scales(self, slot: int) -> Any:
+        """Of FP8, row by row, as they travel: where they cannot go into columns at once."""
+        config = self.moe.config
+        if config.scale != Scale.NONE and self._scales[slot] is None:
+            kind = torch.float32 if config.scale == Scale.FP32 else torch.uint8
+            self._scales[slot] = _tensors(self.moe).new((self.moe.max_rows, config.nr_blocks), kind)
+        return self._scales[slot]
 
     def clear(self, slot: int) -> None:
         """Ends the round that is in the slot."""
@@ -161,9 +168,6 @@ class LowLatency:
                 masks=self._shrink and device == Device.CPU,
             )
             found = self._lanes[key] = Lane(self._exchanges.get(config))
-            if scale != Scale.NONE:
-                kind = torch.float32 if scale == Scale.FP32 else torch.uint8
-                found.scales = [x.new_empty((found.moe.max_rows, config.nr_blocks), dtype=kind) for _ in range(_SLOTS)]
             for rank in self.masked:
                 found.moe.mask(rank)
         return found
@@ -222,14 +226,16 @@ class LowLatency:
         return (into, scales) if fp8 else into, made.counts, Handle.of(made, moe.config), made.finish if hook else None
 
     def _scales(self, lane: Lane, slot: int, nr_local: int, positions: int, unpacked: bool) -> Any:
-        """Scales as rows bring them, and column by column."""
+        """Scales as rows bring them, and column by column. On a GPU kernels store columns at once, and those alone."""
         config = lane.moe.config
         blocks, packed = config.nr_blocks, config.scale == Scale.UE8M0
         if unpacked:
-            return lane.scales[slot], None
+            return lane.row_scales(slot), None
         columns = -(-blocks // 4) if packed else blocks
         stride = -(-positions // 4) * 4
-        return lane.scales[slot], _tensors(lane.moe).new((nr_local, columns, stride), torch.int32 if packed else torch.float32)
+        made = _tensors(lane.moe).new((nr_local, columns, stride), torch.int32 if packed else torch.float32)
+        alone = lane.moe.on_device and not (packed and blocks % 4) and nr_local * columns * stride < 2**32
+        return None if alone else lane.row_scales(slot), made
 
     def _shown(self, into_scales: Any, columns: Any, nr_local: int, positions: int, unpacked: bool) -> Any:
         """[L][R * T][columns], column-major."""
@@ -294,7 +300,7 @@ class LowLatency:
         x = ids.new_zeros((ids.shape[0], config.hidden), dtype=torch.bfloat16)
         kind = torch.bfloat16 if config.scale == Scale.NONE else torch.float8_e4m3fn
         into = ids.new_empty((moe.max_rows, config.hidden), dtype=kind)
-        made.received = self._waiting(moe, moe.dispatch, x, ids, slot=slot, into_x=into, into_scales=lane.scales[slot])
+        made.received = self._waiting(moe, moe.dispatch, x, ids, slot=slot, into_x=into, into_scales=lane.row_scales(slot))
         lane.rounds[slot] = made
         lane.next = (slot + 1) % _SLOTS
         return made
