@@ -459,6 +459,13 @@ struct tern_moe_config {
 	uint32_t gate_rows; /* devices, low latency: 64 or 128: kernels may read received rows while
 			       others still come, in tiles of so many rows of an expert: see
 			       "gates". 0: they may not */
+	uint32_t late_weights; /* not 0: with TERN_REDUCE_EXPERT a combine is given topk_weights, or
+				  is unweighted: they go to the experts' ranks ahead of the sums,
+				  and its first half waits for those of others. Devices of one
+				  node that reach each other over NVLink, low latency, rows by
+				  expert, results of
+				  BF16, not elastic, no gates, replica_ranks 1 */
+	uint32_t reserved;
 };
 
 TERN_API void tern_moe_config_init_sized(struct tern_moe_config *config, size_t size);
@@ -628,8 +635,8 @@ struct tern_combine {
 			    under way: see "plans" */
 	const float *topk_weights; /* [n][K], dense: this rank's tokens are weighted by these, and
 				      not by those of the dispatch, whatever the exchange's
-				      `weights`. With TERN_REDUCE_HOME, where sums are made at home.
-				      NULL: none */
+				      `weights`. With TERN_REDUCE_HOME, where sums are made at home,
+				      or with late_weights. NULL: none */
 	const float *floats; /* with tern_moe_config.combine_floats: [positions], a float for each
 				received row; TERN_BY_SOURCE: [positions][K], for each of its
 				routes that are here. NULL: zeros */

@@ -114,6 +114,8 @@ class tern_moe_config(Structure):
         ("masks", c_uint32),
         ("replicas", c_uint32),
         ("gate_rows", c_uint32),
+        ("late_weights", c_uint32),
+        ("reserved", c_uint32),
     ]
 
 

@@ -185,10 +185,16 @@ static int check_manner(const tern_moe *moe, const struct tern_combine *args)
 
 	if (args->topk_weights && args->unweighted)
 		return fail(TERN_ERR_INVALID, "combine: topk_weights are given, and unweighted");
-	if (args->topk_weights && moe->config.reduce != TERN_REDUCE_HOME)
+	if (args->topk_weights && moe->config.reduce != TERN_REDUCE_HOME &&
+		!moe->config.late_weights)
 		return fail(TERN_ERR_INVALID,
 			"combine: topk_weights are given where rows are summed by their experts' "
-			"ranks, which have those of the dispatch; it takes TERN_REDUCE_HOME");
+			"ranks, which have those of the dispatch; it takes TERN_REDUCE_HOME or "
+			"late_weights");
+	if (moe->config.late_weights && !args->topk_weights && !args->unweighted)
+		return fail(TERN_ERR_INVALID,
+			"combine: neither topk_weights nor unweighted; the exchange was made with "
+			"late_weights");
 	if ((args->floats || args->out_floats) && !moe->config.combine_floats)
 		return fail(TERN_ERR_INVALID,
 			"combine: floats are given, and the exchange was made without "

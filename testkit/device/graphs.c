@@ -70,9 +70,9 @@ static int put_combine(
 		.plan = lane->replays ? lane->plan : 0,
 		.y = lane->y,
 		.y_stride = m->y_gap ? row + m->y_gap : 0,
-		.unweighted = m->weighting == WEIGHTED_NOT};
+		.unweighted = device_weighting(r, m) == WEIGHTED_NOT};
 
-	if (m->weighting == WEIGHTED_AT_COMBINE)
+	if (device_weighting(r, m) == WEIGHTED_AT_COMBINE)
 		args.topk_weights = (const float *)lane->combine_weights;
 	if (r->job->config.combine_floats) {
 		args.floats = (const float *)lane->floats;

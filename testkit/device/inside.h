@@ -35,6 +35,9 @@ struct device_manner {
 	enum weighting weighting; /* the same on all ranks */
 };
 
+/* Of its combine. */
+enum weighting device_weighting(const struct device_rounds *r, const struct device_manner *m);
+
 struct device_manner device_manner(const struct device_rounds *r, uint64_t round);
 
 /* The round in which the routes of one were made. */

@@ -228,6 +228,12 @@ struct device_manner device_manner(const struct device_rounds *r, uint64_t round
 	return m;
 }
 
+enum weighting device_weighting(const struct device_rounds *r, const struct device_manner *m)
+{
+	return m->weighting == WEIGHTED_AS_MADE && r->job->config.late_weights ? WEIGHTED_AT_COMBINE
+									       : m->weighting;
+}
+
 bool device_rounds_release(const struct device_rounds *r, uint64_t round)
 {
 	return device_manner(r, round).release;

@@ -335,6 +335,8 @@ pub struct tern_moe_config {
     pub masks: u32,
     pub replicas: u32,
     pub gate_rows: u32,
+    pub late_weights: u32,
+    pub reserved: u32,
 }
 impl Default for tern_moe_config {
     fn default() -> Self {

@@ -326,7 +326,9 @@ static void take_combined(
 	c->weighted = !args->unweighted &&
 		      (args->topk_weights || x->config.weights == TERN_WEIGHTS_COMBINE);
 	c->gate.marks = args->gated;
-	s->beside.weights = args->topk_weights;
+	c->late_weights = c->late ? args->topk_weights : NULL;
+	c->late_tokens = s->dispatch.nr_tokens;
+	s->beside.weights = c->late ? NULL : args->topk_weights;
 	s->beside.floats = args->floats;
 	s->beside.out_floats = args->out_floats;
 }
