@@ -722,6 +722,29 @@ TERN_API int tern_plan_create(tern_moe *moe, uint32_t slot, uint64_t *plan);
 /* Local. TERN_ERR_STATE also while a combine with it has begun and not returned 0. */
 TERN_API int tern_plan_destroy(tern_moe *moe, uint64_t plan);
 
+/* ---- before a dispatch ----------------------------------------------------------------------- */
+
+/* How many of a rank's tokens go where, for callers that have to know before they dispatch: experts
+ * are in contiguous blocks of equal size, one a rank. Ids that are none of them count for nothing.
+ */
+struct tern_routes {
+	size_t size TERN_SIZE_OF(tern_routes); /* sizeof(struct tern_routes) */
+	uint32_t nr_ranks;                     /* R */
+	uint32_t nr_experts;     /* E, a multiple of R; E + R at most 12288 on a device */
+	uint32_t topk;           /* K, 1 to TERN_MAX_TOPK */
+	uint32_t nr_tokens;      /* n */
+	const void *topk_ids;    /* [n][K], dense, in memory of the device */
+	uint32_t topk_ids_bits;  /* 32 or 64; 0 means 32 */
+	uint32_t device;         /* enum tern_device */
+	void *stream;            /* of the current device, and on it; NULL: the default one */
+	uint32_t *rank_tokens;   /* out: [R] tokens with an expert of the rank */
+	uint32_t *expert_routes; /* out: [E] routes to the expert */
+	uint8_t *in_rank;        /* out: [n][R] 1 where a token has an expert of the rank, else 0 */
+};
+
+/* On a device it returns before they are there. Out arrays are of the same memory as topk_ids. */
+TERN_API int tern_count_routes(const struct tern_routes *routes);
+
 /* ---- on a device ------------------------------------------------------------------------------
  *
  * With tern_moe_config.device = TERN_DEVICE_CUDA the halves run on the device that is current for

@@ -562,6 +562,34 @@ extern "C" {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct tern_routes {
+    pub size: usize,
+    pub nr_ranks: u32,
+    pub nr_experts: u32,
+    pub topk: u32,
+    pub nr_tokens: u32,
+    pub topk_ids: *const ::std::os::raw::c_void,
+    pub topk_ids_bits: u32,
+    pub device: u32,
+    pub stream: *mut ::std::os::raw::c_void,
+    pub rank_tokens: *mut u32,
+    pub expert_routes: *mut u32,
+    pub in_rank: *mut u8,
+}
+impl Default for tern_routes {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+extern "C" {
+    pub fn tern_count_routes(routes: *const tern_routes) -> ::std::os::raw::c_int;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct tern_gate {
     pub size: usize,
     pub nr_local: u32,
