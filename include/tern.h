@@ -460,6 +460,13 @@ struct tern_moe_config {
 	uint32_t gate_rows; /* devices, low latency: 64 or 128: kernels may read received rows while
 			       others still come, in tiles of so many rows of an expert: see
 			       "gates". 0: they may not */
+	uint32_t late_weights; /* not 0: with TERN_REDUCE_EXPERT a combine is given topk_weights, or
+				  is unweighted: they go to the experts' ranks ahead of the sums,
+				  and its first half waits for those of others. Devices of one
+				  node that reach each other over NVLink, low latency, rows by
+				  expert, results of
+				  BF16, not elastic, no gates, replica_ranks 1 */
+	uint32_t reserved;
 };
 
 TERN_API void tern_moe_config_init_sized(struct tern_moe_config *config, size_t size);
@@ -572,9 +579,12 @@ struct tern_received {
 	size_t size TERN_SIZE_OF(tern_received); /* sizeof(struct tern_received) */
 	void *into_x; /* in: low-latency mode may fill the caller's buffer, 16-byte aligned, of as
 			 many row positions as the worst case has; NULL: library memory */
-	void *into_scales;       /* in: goes with into_x for FP8, aligned to one scale */
-	void *x;                 /* out, like all below: the rows */
-	void *scales;            /* [rows][ceil(H/128)]; NULL unless FP8 */
+	void *into_scales; /* in: goes with into_x for FP8, aligned to one scale. NULL on a device,
+			      with gemm_scales of fewer than 2^32 elements in all, for UE8M0 of a
+			      multiple of 4 blocks: these alone are written, and by the kernel that
+			      receives the rows */
+	void *x;           /* out, like all below: the rows */
+	void *scales; /* [rows][ceil(H/128)]; NULL unless FP8, or where gemm_scales alone are */
 	const uint32_t *counts;  /* [L] rows of each local expert; TERN_BY_SOURCE: [R] rows of each
 				    source */
 	const uint64_t *offsets; /* [L] first row position of each local expert; TERN_BY_SOURCE: [R]
@@ -626,8 +636,8 @@ struct tern_combine {
 			    under way: see "plans" */
 	const float *topk_weights; /* [n][K], dense: this rank's tokens are weighted by these, and
 				      not by those of the dispatch, whatever the exchange's
-				      `weights`. With TERN_REDUCE_HOME, where sums are made at home.
-				      NULL: none */
+				      `weights`. With TERN_REDUCE_HOME, where sums are made at home,
+				      or with late_weights. NULL: none */
 	const float *floats; /* with tern_moe_config.combine_floats: [positions], a float for each
 				received row; TERN_BY_SOURCE: [positions][K], for each of its
 				routes that are here. NULL: zeros */
@@ -712,6 +722,29 @@ TERN_API int tern_plan_create(tern_moe *moe, uint32_t slot, uint64_t *plan);
 
 /* Local. TERN_ERR_STATE also while a combine with it has begun and not returned 0. */
 TERN_API int tern_plan_destroy(tern_moe *moe, uint64_t plan);
+
+/* ---- before a dispatch ----------------------------------------------------------------------- */
+
+/* How many of a rank's tokens go where, for callers that have to know before they dispatch: experts
+ * are in contiguous blocks of equal size, one a rank. Ids that are none of them count for nothing.
+ */
+struct tern_routes {
+	size_t size TERN_SIZE_OF(tern_routes); /* sizeof(struct tern_routes) */
+	uint32_t nr_ranks;                     /* R */
+	uint32_t nr_experts;     /* E, a multiple of R; E + R at most 12288 on a device */
+	uint32_t topk;           /* K, 1 to TERN_MAX_TOPK */
+	uint32_t nr_tokens;      /* n */
+	const void *topk_ids;    /* [n][K], dense, in memory of the device */
+	uint32_t topk_ids_bits;  /* 32 or 64; 0 means 32 */
+	uint32_t device;         /* enum tern_device */
+	void *stream;            /* of the current device, and on it; NULL: the default one */
+	uint32_t *rank_tokens;   /* out: [R] tokens with an expert of the rank */
+	uint32_t *expert_routes; /* out: [E] routes to the expert */
+	uint8_t *in_rank;        /* out: [n][R] 1 where a token has an expert of the rank, else 0 */
+};
+
+/* On a device it returns before they are there. Out arrays are of the same memory as topk_ids. */
+TERN_API int tern_count_routes(const struct tern_routes *routes);
 
 /* ---- on a device ------------------------------------------------------------------------------
  *

@@ -215,6 +215,7 @@ stage_plain() {
 	emulated emulated/schedules_without_lines "$BUILD" TERN_EMULATED_LINES=0 TERN_EMULATED_CODE=80 TERN_EMULATED_BLOCK_KIB=99 TERN_TEST_SEED=500 TERN_TEST_CASES=20 "$BUILD/tests/emulated/test_schedules"
 	emulated emulated/calls "$BUILD" "$BUILD/tests/device/test_calls"
 	emulated emulated/place "$BUILD" "$BUILD/tests/device/test_place"
+	emulated emulated/count_routes "$BUILD" "$BUILD/tests/device/test_count_routes"
 	emulated emulated/plans "$BUILD" TERN_EMULATED_SMS=3 TERN_TEST_RANKS=3 TERN_TEST_ROUNDS=8 TERN_TEST_CASES=4 "$BUILD/tests/device/test_plans"
 	emulated emulated/plans_nodes "$BUILD" TERN_EMULATED_SMS=3 TERN_TEST_NODES=ab TERN_TRANSPORT=shm TERN_TEST_RANKS=3 TERN_TEST_ROUNDS=8 TERN_TEST_SEED=1000 TERN_TEST_CASES=2 "$BUILD/tests/device/test_plans"
 	emulated emulated/ahead "$BUILD" TERN_TEST_CASES=10 "$BUILD/tests/emulated/test_ahead"

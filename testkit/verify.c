@@ -113,7 +113,7 @@ static int check_place(void *ctx, const struct place *place, bool first_of_token
 	check_row(check, place);
 	compare_bytes(check, place, "element", check->x,
 		(char *)check->received->x + place->position * bytes, bytes, element ? element : 1);
-	if (scales_bytes)
+	if (scales_bytes && check->received->scales)
 		compare_bytes(check, place, "scale", check->scales,
 			(char *)check->received->scales + place->position * scales_bytes,
 			scales_bytes, one_scale_bytes(job->config.scale));
@@ -153,8 +153,9 @@ static bool check_layout(const struct check *check, const struct received_layout
 		differ(difference, "rank %u, round %llu: extent is %llu, but rows end at %llu",
 			check->rank, (unsigned long long)round, (unsigned long long)got->extent,
 			(unsigned long long)layout->end);
-	if (layout->nr_rows && (!got->x || !got->rows || (fp8 && !got->scales) ||
-				       (by_source && (!got->topk_ids || !got->topk_weights))))
+	if (layout->nr_rows &&
+		(!got->x || !got->rows || (fp8 && !got->scales && !got->gemm_scales) ||
+			(by_source && (!got->topk_ids || !got->topk_weights))))
 		differ(difference, "rank %u, round %llu: a pointer to received rows is NULL",
 			check->rank, (unsigned long long)round);
 	if (!by_source && (got->topk_ids || got->topk_weights))

@@ -114,6 +114,8 @@ class tern_moe_config(Structure):
         ("masks", c_uint32),
         ("replicas", c_uint32),
         ("gate_rows", c_uint32),
+        ("late_weights", c_uint32),
+        ("reserved", c_uint32),
     ]
 
 
@@ -124,6 +126,23 @@ class tern_memory(Structure):
         ("output_bytes", c_uint64),
         ("private_bytes", c_uint64),
         ("staging_bytes", c_uint64),
+    ]
+
+
+class tern_routes(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("nr_ranks", c_uint32),
+        ("nr_experts", c_uint32),
+        ("topk", c_uint32),
+        ("nr_tokens", c_uint32),
+        ("topk_ids", c_void_p),
+        ("topk_ids_bits", c_uint32),
+        ("device", c_uint32),
+        ("stream", c_void_p),
+        ("rank_tokens", c_void_p),
+        ("expert_routes", c_void_p),
+        ("in_rank", c_void_p),
     ]
 
 
@@ -545,6 +564,7 @@ STRUCTS: List[Any] = [
     tern_moe_config,
     tern_memory,
     tern_dispatch,
+    tern_routes,
     tern_row,
     tern_received,
     tern_combine,
@@ -659,6 +679,7 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "tern_moe_mode": (c_int, [_moe]),
     "tern_moe_local_expert": (c_int, [_moe, c_uint32]),
     "tern_moe_memory": (c_int, [_moe, POINTER(tern_memory)]),
+    "tern_count_routes": (c_int, [POINTER(tern_routes)]),
     "tern_dispatch_send": (c_int, [_moe, POINTER(tern_dispatch)]),
     "tern_dispatch_recv": (c_int, [_moe, c_uint32, POINTER(tern_received)]),
     "tern_combine_send": (c_int, [_moe, POINTER(tern_combine)]),

@@ -148,6 +148,8 @@ class Config:
     replicas: Replicas = Replicas.AUTO
     gate_rows: int = 0
     """Devices, low latency: 64 or 128: kernels may read rows while others still come (include/tern_device.cuh)."""
+    late_weights: bool = False
+    """Devices of one node, low latency, Reduce.EXPERT: topk_weights come with each combine, and go to the experts with it."""
 
     def struct(self) -> Any:
         """The struct tern_moe_config, which keeps what it points to."""

@@ -152,7 +152,7 @@ def test_calls_on_the_fast_path(buffer: Any) -> None:
     cases: Any = [
         ("pair", low_latency, 82, 52),
         ("pair, FP8", lambda: low_latency(True), 86, 57),
-        ("get_dispatch_layout", layout, 13, 17),
+        ("get_dispatch_layout", layout, 16, 14),
         ("dispatch", dispatch, 150, 156),
         ("dispatch, handle", lambda: buffer.dispatch(x, handle=left["handle"]), 68, 42),
         ("combine", lambda: buffer.combine(left["rows"], left["handle"]), 48, 32),

@@ -431,3 +431,9 @@ def test_every_code_has_its_class() -> None:
     for code, kind in tern_ep.errors.CLASSES.items():
         assert kind.code == code and kind("words").name.startswith("TERN_ERR_")
         assert str(kind("words")) == f"{kind('words').name}: words"
+
+
+def test_late_weights() -> None:
+    """Where they cannot travel."""
+    with tern_ep.Group.alone() as group, pytest.raises(tern_ep.UnsupportedError, match="late_weights: device is 0"):
+        tern_ep.Exchange(group, tern_ep.Config(hidden=8, nr_experts=2, topk=1, max_tokens=1, mode=tern_ep.Mode.LOW_LATENCY, late_weights=True))

@@ -100,6 +100,19 @@ static int check_gemm_scales(
 		received->gemm_scales_stride, (unsigned long long)rows);
 }
 
+/* Scales column by column, and not by rows: kernels store them so, packed ones if none is partly
+ * filled. */
+static bool columns_alone(const tern_moe *moe, const struct tern_received *received)
+{
+	uint64_t blocks = moe->layout.scales_bytes / scale_bytes(moe->config.scale),
+		 columns = moe->config.scale == TERN_SCALE_UE8M0 ? blocks / 4 : blocks,
+		 lists = moe->config.layout == TERN_PADDED ? moe->layout.max_local : 1;
+
+	return received->gemm_scales && moe->config.device != TERN_DEVICE_CPU &&
+	       (moe->config.scale != TERN_SCALE_UE8M0 || blocks % 4 == 0) &&
+	       lists * columns * gemm_scales_stride(moe, received) <= UINT32_MAX;
+}
+
 /* What is wanted beside rows. */
 static int check_wanted(const tern_moe *moe, const struct tern_received *received, const char *call)
 {
@@ -134,7 +147,8 @@ int arguments_received(const tern_moe *moe, const struct tern_received *received
 			"%s: into_x is given, but in high-throughput mode rows arrive in library "
 			"memory",
 			call);
-	if ((uintptr_t)received->into_x % 16 || (scale && !received->into_scales))
+	if ((uintptr_t)received->into_x % 16 ||
+		(scale && !received->into_scales && !columns_alone(moe, received)))
 		return fail(TERN_ERR_INVALID,
 			"%s: into_x is not aligned to 16 bytes, or into_scales is NULL with FP8",
 			call);
@@ -171,10 +185,16 @@ static int check_manner(const tern_moe *moe, const struct tern_combine *args)
 
 	if (args->topk_weights && args->unweighted)
 		return fail(TERN_ERR_INVALID, "combine: topk_weights are given, and unweighted");
-	if (args->topk_weights && moe->config.reduce != TERN_REDUCE_HOME)
+	if (args->topk_weights && moe->config.reduce != TERN_REDUCE_HOME &&
+		!moe->config.late_weights)
 		return fail(TERN_ERR_INVALID,
 			"combine: topk_weights are given where rows are summed by their experts' "
-			"ranks, which have those of the dispatch; it takes TERN_REDUCE_HOME");
+			"ranks, which have those of the dispatch; it takes TERN_REDUCE_HOME or "
+			"late_weights");
+	if (moe->config.late_weights && !args->topk_weights && !args->unweighted)
+		return fail(TERN_ERR_INVALID,
+			"combine: neither topk_weights nor unweighted; the exchange was made with "
+			"late_weights");
 	if ((args->floats || args->out_floats) && !moe->config.combine_floats)
 		return fail(TERN_ERR_INVALID,
 			"combine: floats are given, and the exchange was made without "

@@ -263,7 +263,8 @@ static int agree_config(tern_moe *moe)
 		{"nr_chunks", c->nr_chunks}, {"chunk_bytes", c->chunk_bytes}, {"device", c->device},
 		{"caller_output", c->caller_output}, {"elastic", c->elastic != 0},
 		{"combine_floats", c->combine_floats != 0}, {"masks", c->masks != 0},
-		{"replicas", c->replicas}, {"gate_rows", c->gate_rows}};
+		{"replicas", c->replicas}, {"gate_rows", c->gate_rows},
+		{"late_weights", c->late_weights != 0}};
 
 	const int nr = (int)(sizeof(settings) / sizeof(settings[0]));
 	int rc = group_agree_settings(moe->group, settings, nr);
@@ -354,6 +355,22 @@ static int check_masks(const struct tern_moe_config *c)
 		(int)c->mode, c->device, c->elastic, c->replica_ranks);
 }
 
+/* Where kernels take them along to who sums. */
+static int check_late_weights(const struct tern_moe_config *c)
+{
+	if (!c->late_weights ||
+		(c->device && c->mode == TERN_LOW_LATENCY && c->reduce == TERN_REDUCE_EXPERT &&
+			c->layout != TERN_BY_SOURCE && c->combine_dtype == TERN_BF16 &&
+			!c->elastic && !c->gate_rows && c->replica_ranks == 1))
+		return 0;
+	return fail(TERN_ERR_UNSUPPORTED,
+		"late_weights: device is %u, mode %d, reduce %d, layout %d, combine_dtype %d, "
+		"elastic %u, gate_rows %u and replica_ranks %u; they take a device, low latency, "
+		"TERN_REDUCE_EXPERT, rows by expert, TERN_BF16, 0, 0 and 1",
+		c->device, (int)c->mode, (int)c->reduce, (int)c->layout, (int)c->combine_dtype,
+		c->elastic, c->gate_rows, c->replica_ranks);
+}
+
 /* From what is the same on all ranks. Up to so many tokens low latency's pair takes less, also for
  * the fewest tokens that a round can have: measured on 2 x H200 (docs/benchmarks.md). */
 static enum tern_mode choose_mode(const struct tern_moe_config *c, uint32_t nr_ranks)
@@ -382,6 +399,7 @@ static int exchange_plan(tern_moe *moe, const struct tern_moe_config *theirs)
 	moe->config.mode = choose_mode(config, moe->nr_ranks);
 	rc = rc ? rc : check_elastic(moe);
 	rc = rc ? rc : check_masks(config);
+	rc = rc ? rc : check_late_weights(config);
 	rc = rc ? rc : elastic_offer_open(moe);
 	rc = rc ? rc
 		: placement_init(

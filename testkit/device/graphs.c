@@ -38,7 +38,7 @@ static int put_dispatch(struct device_rounds *r, enum piece piece, uint32_t slot
 	lane->received = (struct tern_received){.size = sizeof(lane->received)};
 	if (m->own_buffers || r->job->config.caller_output) {
 		lane->received.into_x = lane->into_x;
-		lane->received.into_scales = lane->into_scales;
+		lane->received.into_scales = m->columns_alone ? NULL : lane->into_scales;
 	}
 	if (r->job->wants) {
 		bool ids = wide_ids_bytes(r->job, 1), scales = job_received_scales_bytes(r->job);
@@ -70,9 +70,9 @@ static int put_combine(
 		.plan = lane->replays ? lane->plan : 0,
 		.y = lane->y,
 		.y_stride = m->y_gap ? row + m->y_gap : 0,
-		.unweighted = m->weighting == WEIGHTED_NOT};
+		.unweighted = device_weighting(r, m) == WEIGHTED_NOT};
 
-	if (m->weighting == WEIGHTED_AT_COMBINE)
+	if (device_weighting(r, m) == WEIGHTED_AT_COMBINE)
 		args.topk_weights = (const float *)lane->combine_weights;
 	if (r->job->config.combine_floats) {
 		args.floats = (const float *)lane->floats;

@@ -30,9 +30,13 @@ struct device_manner {
 	bool apart;   /* halves as calls of their own */
 	bool release; /* the same on all ranks */
 	bool wide_ids, own_buffers;
+	bool columns_alone; /* scales go into gemm_scales, and nowhere else */
 	uint32_t x_gap, scales_gap, y_gap, out_gap;
 	enum weighting weighting; /* the same on all ranks */
 };
+
+/* Of its combine. */
+enum weighting device_weighting(const struct device_rounds *r, const struct device_manner *m);
 
 struct device_manner device_manner(const struct device_rounds *r, uint64_t round);
 

@@ -221,7 +221,17 @@ struct device_manner device_manner(const struct device_rounds *r, uint64_t round
 	m.scales_gap = random_below(&state, 4) * (r->job->config.scale == TERN_SCALE_FP32 ? 4 : 1);
 	m.y_gap = 16 * random_below(&state, 4);
 	m.out_gap = 16 * random_below(&state, 4);
+	m.columns_alone = m.own_buffers && r->job->wants && random_below(&state, 2) &&
+			  (r->job->config.scale == TERN_SCALE_FP32 ||
+				  (r->job->config.scale == TERN_SCALE_UE8M0 &&
+					  job_nr_blocks(r->job) % 4 == 0));
 	return m;
+}
+
+enum weighting device_weighting(const struct device_rounds *r, const struct device_manner *m)
+{
+	return m->weighting == WEIGHTED_AS_MADE && r->job->config.late_weights ? WEIGHTED_AT_COMBINE
+									       : m->weighting;
 }
 
 bool device_rounds_release(const struct device_rounds *r, uint64_t round)

@@ -425,7 +425,7 @@ int device_verify_results(
 	if (rc || m->release)
 		return rc;
 	set_reference(r, lane, round);
-	r->reference->weighting = m->weighting;
+	r->reference->weighting = device_weighting(r, m);
 	if (r->job->config.combine_floats && check_floats(r, lane, n))
 		return TERN_ERR_SYSTEM;
 	check_gaps(r, out, n, row, stride);

@@ -90,6 +90,20 @@ void devices_draw_job(
 		c->nr_slots--;
 }
 
+void devices_draw_late_weights(uint64_t drawn, struct job *job)
+{
+	struct tern_moe_config *c = &job->config;
+	const char *link = getenv("TERN_FORCE_LINK");
+
+	c->late_weights = drawn % 4 && c->mode == TERN_LOW_LATENCY &&
+			  c->reduce == TERN_REDUCE_EXPERT && c->layout != TERN_BY_SOURCE &&
+			  c->replica_ranks == 1 && !c->gate_rows && (!link || !*link) &&
+			  !getenv("TERN_TEST_NODES") && devices_setting("TERN_EMULATED_LINES", 1) &&
+			  !getenv("TERN_EMULATED_NVLINK_DOMAIN");
+	if (c->late_weights)
+		c->combine_dtype = TERN_BF16;
+}
+
 bool devices_without(const char *name)
 {
 	const char *word = getenv("TERN_TEST_WITHOUT");

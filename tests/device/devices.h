@@ -21,6 +21,9 @@ int devices_count_apart(void);
 void devices_draw_job(
 	uint64_t *state, const struct draw_limits *limits, int nr_devices, struct job *job);
 
+/* Some of those whose weights can come with the combine: late_weights, by drawn. */
+void devices_draw_late_weights(uint64_t drawn, struct job *job);
+
 /* No replica ranks in high throughput, if they would be on several nodes. */
 void devices_keep_homes_together(struct job *job);
 

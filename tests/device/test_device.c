@@ -52,6 +52,8 @@ static void draw_device_job(uint64_t seed, struct job *job)
 
 	devices_draw_job(&state, &limits, nr_devices, job);
 	job->place_in = random_below(&state, 3) ? 0 : 1 + random_below(&state, 4);
+	job->wants = seed % 2;
+	devices_draw_late_weights(random_next(&state), job);
 }
 
 static int run_case(uint64_t seed)

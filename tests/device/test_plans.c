@@ -44,12 +44,13 @@ static struct device_manner called(const struct player *p)
  * says what it said. */
 static void draw_weighting(struct player *p, struct device_manner *m)
 {
-	bool at_home = p->rounds.job->config.reduce == TERN_REDUCE_HOME;
+	const struct tern_moe_config *c = &p->rounds.job->config;
+	bool comes = c->reduce == TERN_REDUCE_HOME || c->late_weights;
 	uint32_t what = (uint32_t)random_below(&p->state, 4);
 
 	if (what == 1)
 		m->weighting = WEIGHTED_NOT;
-	if (what == 2 && at_home)
+	if (what == 2 && comes)
 		m->weighting = WEIGHTED_AT_COMBINE;
 }
 
@@ -580,6 +581,7 @@ static int random_games(void)
 		devices_draw_job(&state, &limits, nr_devices, &job);
 		job.config.combine_floats = i % 2 && floats_travel();
 		job.wants = i % 3;
+		devices_draw_late_weights(random_next(&state), &job);
 		snprintf(name, sizeof(name), "seed %llu", (unsigned long long)(seed + i));
 		bad = run_job(name, i % 4 == 3 ? by_graphs : play, &job);
 	}

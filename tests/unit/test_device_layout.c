@@ -224,6 +224,12 @@ static void too_much_is_refused(void **state)
 	assert_int_equal(lay_out(&d, &c, 64, GPU_FLAG128), TERN_ERR_UNSUPPORTED);
 	assert_non_null(strstr(tern_last_error(), "where it may have 8192"));
 	block_bytes = 227 * 1024;
+	c = deepseek(128);
+	c.late_weights = 1;
+	assert_int_equal(lay_out(&d, &c, 4, GPU_FLAG16), TERN_ERR_UNSUPPORTED);
+	assert_non_null(strstr(tern_last_error(), "late_weights is 1"));
+	assert_int_equal(lay_out(&d, &c, 4, GPU_FLAG128), 0);
+	assert_int_equal(d.slot_window_bytes - d.weight_cells, 4 * 128 * c.topk * 16);
 }
 
 /* As many ranks and tokens as anybody has, in either mode, on small GPUs too. Where a block has no

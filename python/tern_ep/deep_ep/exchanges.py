@@ -10,6 +10,7 @@ import torch
 
 from .._calls import Reader
 from .._dynamo import leave_alone
+from .._library import load_cuda
 from ..config import Config, Device
 from ..errors import InvalidError, StateError
 from ..exchange import Exchange
@@ -33,6 +34,12 @@ class Exchanges:
         self._allgather = self.board.allgather
         self._made: Dict[Config, Exchange] = {}
         self._streams: Dict[Any, OnCpu] = {}
+        self._loaded = False
+
+    def load_cuda(self) -> None:
+        if not self._loaded:
+            load_cuda()
+            self._loaded = True
 
     def get(self, config: Config) -> Exchange:
         """Collective where there is none yet."""

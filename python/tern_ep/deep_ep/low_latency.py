@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""deep_ep's low-latency mode: rows by expert, padded, FP8 on the way if wanted, and a weighted sum at home.
+"""deep_ep's low-latency mode: rows by expert, padded, FP8 on the way if wanted, and a weighted sum.
 
 An exchange has two slots, so two rounds may be under way, as in deep_ep. A dispatch takes them in turn: a round that is still in its
 slot is ended first. A combine whose round was ended so makes it again, with the same ids and rows that nobody looks at.
+
+Rows, counts and scales of a slot's dispatches lie in the same tensors, as deep_ep says of its own: no more than two rounds' results
+can be held at a time.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 import numpy as np
@@ -87,6 +91,49 @@ class Handle(Tuple[Any, ...]):
         return (self[i] for i in range(len(self)))
 
 
+class Results:
+    """What a dispatch fills and hands out."""
+
+    def __init__(self, lane: "Lane", slot: int, unpacked: bool):
+        moe, config = lane.moe, lane.moe.config
+        nr_local, positions, fp8 = moe.nr_local, moe.max_rows // moe.nr_local, config.scale != Scale.NONE
+        new = _tensors(moe).new
+        rows = new((nr_local, positions, config.hidden), torch.float8_e4m3fn if fp8 else torch.bfloat16)
+        self.into_x = rows.view(-1, config.hidden)
+        self.counts = new((nr_local,), torch.int32)
+        self.into_scales: Any = None
+        self.columns: Any = None
+        self.shown: Any = None
+        """Scales, [L][R * T][columns], column-major."""
+        if fp8:
+            self._scales(lane, slot, unpacked)
+        self.recv_x = (rows, self.shown) if fp8 else rows
+        self.want = Wanted(into_counts=self.counts, gemm_scales=self.columns)
+        self.bytes = rows.numel() * rows.element_size()
+
+    def _scales(self, lane: "Lane", slot: int, unpacked: bool) -> None:
+        """As rows bring them, and column by column. On a GPU kernels store columns at once, and those alone."""
+        moe, config = lane.moe, lane.moe.config
+        nr_local, positions = moe.nr_local, moe.max_rows // moe.nr_local
+        blocks, packed = config.nr_blocks, config.scale == Scale.UE8M0
+        columns, stride = -(-blocks // 4) if packed and not unpacked else blocks, -(-positions // 4) * 4
+        made = _tensors(moe).new((nr_local, columns, stride), torch.int32 if packed and not unpacked else torch.float32)
+        self.shown = made[:, :, :positions].transpose(1, 2)
+        if not unpacked:
+            self.columns = made
+        if unpacked or not moe.on_device or (packed and blocks % 4) or made.numel() >= 2**32:
+            self.into_scales = lane.row_scales(slot)
+
+    def unpack(self) -> None:
+        """Powers of two, as floats."""
+        nr_local, positions, _ = self.shown.shape
+        self.shown.copy_((self.into_scales.view(nr_local, positions, -1).to(torch.int32) << 23).view(torch.float32))
+
+
+_MOST_KEPT = 1 << 29
+"""Bytes of rows that a slot keeps; more are made anew each time, and belong to the caller alone."""
+
+
 class Lane:
     """An exchange and what its slots are busy with."""
 
@@ -95,8 +142,26 @@ class Lane:
         self.rounds: List[Optional[Round]] = [None] * _SLOTS
         self.next = 0
         self.combine_buffers: List[Any] = [None] * _SLOTS
-        self.scales: List[Any] = [None] * _SLOTS
-        """Of FP8, row by row, as they travel."""
+        self.shape = (moe.nr_local, moe.max_rows // moe.nr_local, moe.config.hidden)
+        self._scales: List[Any] = [None] * _SLOTS
+        self._results: Dict[Tuple[int, bool], Results] = {}
+
+    def results(self, slot: int, unpacked: bool) -> Results:
+        """unpacked: scales are powers of two, and handed out as floats."""
+        found = self._results.get((slot, unpacked))
+        if found is None:
+            found = Results(self, slot, unpacked)
+            if found.bytes <= _MOST_KEPT and not capturing(self.moe.on_device):
+                self._results[slot, unpacked] = found
+        return found
+
+    def row_scales(self, slot: int) -> Any:
+        """Of FP8, row by row, as they travel: where they cannot go into columns at once."""
+        config = self.moe.config
+        if config.scale != Scale.NONE and self._scales[slot] is None:
+            kind = torch.float32 if config.scale == Scale.FP32 else torch.uint8
+            self._scales[slot] = _tensors(self.moe).new((self.moe.max_rows, config.nr_blocks), kind)
+        return self._scales[slot]
 
     def clear(self, slot: int) -> None:
         """Ends the round that is in the slot."""
@@ -114,6 +179,8 @@ class LowLatency:
         self._exchanges = exchanges
         self._shrink = shrink
         self._lanes: Dict[Any, Lane] = {}
+        self._at_home = False
+        """Weights cannot travel: ranks are on several nodes, or not over NVLink."""
         self.masked: Set[int] = set()
 
     # ---- masks ----
@@ -138,32 +205,39 @@ class LowLatency:
 
     # ---- dispatch ----
 
+    def _made(self, x: Any, topk: int, most: int, nr_experts: int, scale: Scale) -> Exchange:
+        """Sums are made at the expert where weights can travel there, and at home elsewhere."""
+        device = device_of(x)
+        config = Config(
+            hidden=x.shape[1],
+            nr_experts=nr_experts,
+            topk=topk,
+            max_tokens=most,
+            mode=Mode.LOW_LATENCY,
+            layout=Layout.PADDED,
+            reduce=Reduce.HOME,
+            weights=Weights.COMBINE,
+            dispatch_dtype=Dtype.BF16 if scale == Scale.NONE else Dtype.FP8_E4M3,
+            scale=scale,
+            nr_slots=_SLOTS,
+            wait_ms=self._exchanges.wait_ms,
+            device=device,
+            caller_output=device != Device.CPU,
+            masks=self._shrink and device == Device.CPU,
+        )
+        if device == Device.CPU or self._at_home:
+            return self._exchanges.get(config)
+        try:
+            return self._exchanges.get(dataclasses.replace(config, reduce=Reduce.EXPERT, late_weights=True))
+        except UnsupportedError:
+            self._at_home = True
+            return self._exchanges.get(config)
+
     def _lane(self, x: Any, topk: int, most: int, nr_experts: int, scale: Scale) -> Lane:
         key = (x.device, x.shape[1], topk, most, nr_experts, scale)
         found = self._lanes.get(key)
         if found is None:
-            device = device_of(x)
-            config = Config(
-                hidden=x.shape[1],
-                nr_experts=nr_experts,
-                topk=topk,
-                max_tokens=most,
-                mode=Mode.LOW_LATENCY,
-                layout=Layout.PADDED,
-                reduce=Reduce.HOME,
-                weights=Weights.COMBINE,
-                dispatch_dtype=Dtype.BF16 if scale == Scale.NONE else Dtype.FP8_E4M3,
-                scale=scale,
-                nr_slots=_SLOTS,
-                wait_ms=self._exchanges.wait_ms,
-                device=device,
-                caller_output=device != Device.CPU,
-                masks=self._shrink and device == Device.CPU,
-            )
-            found = self._lanes[key] = Lane(self._exchanges.get(config))
-            if scale != Scale.NONE:
-                kind = torch.float32 if scale == Scale.FP32 else torch.uint8
-                found.scales = [x.new_empty((found.moe.max_rows, config.nr_blocks), dtype=kind) for _ in range(_SLOTS)]
+            found = self._lanes[key] = Lane(self._made(x, topk, most, nr_experts, scale))
             for rank in self.masked:
                 found.moe.mask(rank)
         return found
@@ -188,54 +262,30 @@ class LowLatency:
         moe, slot = lane.moe, lane.next
         lane.clear(slot)
 
+        results = lane.results(slot, unpacked)
         made = Round(lane, slot, ids)
-        hidden, positions, fp8 = x.shape[1], nr_ranks * most, scale != Scale.NONE
-        new = _tensors(moe).new
-        into = new((nr_local, positions, hidden), torch.float8_e4m3fn if fp8 else torch.bfloat16)
-        into_scales: Any = None
-        columns: Any = None
-        if fp8:
-            into_scales, columns = self._scales(lane, slot, nr_local, positions, unpacked)
-        made.counts = new((nr_local,), torch.int32)
-        want = Wanted(into_counts=made.counts, gemm_scales=columns, waited_ns=waited)
-        flat = into.view(-1, hidden)
-        scales = self._shown(into_scales, columns, nr_local, positions, unpacked)
-
-        def receive() -> None:
-            made.received = self._waiting(moe, moe.dispatch_recv, slot, into_x=flat, into_scales=into_scales, want=want)
-            arrived()
+        made.counts = results.counts
+        want = results.want if waited is None else results.want._replace(waited_ns=waited)
 
         def arrived() -> None:
             if unpacked:
-                scales.copy_((into_scales.view(nr_local, positions, -1).to(torch.int32) << 23).view(torch.float32))
+                results.unpack()
             if totals is not None:
-                totals.add_(made.counts)
+                totals.add_(results.counts)
+
+        def receive() -> None:
+            made.received = self._waiting(moe, moe.dispatch_recv, slot, into_x=results.into_x, into_scales=results.into_scales, want=want)
+            arrived()
 
         if hook:
             self._waiting(moe, moe.dispatch_send, x, ids, slot=slot)
             made.pending = receive
         else:
-            made.received = self._waiting(moe, moe.dispatch, x, ids, slot=slot, into_x=flat, into_scales=into_scales, want=want)
+            made.received = self._waiting(moe, moe.dispatch, x, ids, slot=slot, into_x=results.into_x, into_scales=results.into_scales, want=want)
             arrived()
         lane.rounds[slot] = made
         lane.next = (slot + 1) % _SLOTS
-        return (into, scales) if fp8 else into, made.counts, Handle.of(made, moe.config), made.finish if hook else None
-
-    def _scales(self, lane: Lane, slot: int, nr_local: int, positions: int, unpacked: bool) -> Any:
-        """Scales as rows bring them, and column by column."""
-        config = lane.moe.config
-        blocks, packed = config.nr_blocks, config.scale == Scale.UE8M0
-        if unpacked:
-            return lane.scales[slot], None
-        columns = -(-blocks // 4) if packed else blocks
-        stride = -(-positions // 4) * 4
-        return lane.scales[slot], _tensors(lane.moe).new((nr_local, columns, stride), torch.int32 if packed else torch.float32)
-
-    def _shown(self, into_scales: Any, columns: Any, nr_local: int, positions: int, unpacked: bool) -> Any:
-        """[L][R * T][columns], column-major."""
-        if unpacked:
-            columns = into_scales.new_empty((nr_local, into_scales.shape[1], positions), dtype=torch.float32)
-        return None if columns is None else columns[:, :, :positions].transpose(1, 2)
+        return results.recv_x, made.counts, Handle.of(made, moe.config), made.finish if hook else None
 
     # ---- combine ----
 
@@ -246,10 +296,9 @@ class LowLatency:
 
     def combine_buffer(self, handle: Any) -> Any:
         there = self._round(handle)
-        lane, moe = there.lane, there.lane.moe
+        lane = there.lane
         if lane.combine_buffers[there.slot] is None:
-            shape = (moe.nr_local, moe.max_rows // moe.nr_local, moe.config.hidden)
-            lane.combine_buffers[there.slot] = there.ids.new_empty(shape, dtype=torch.bfloat16)
+            lane.combine_buffers[there.slot] = there.ids.new_empty(lane.shape, dtype=torch.bfloat16)
         return lane.combine_buffers[there.slot]
 
     def combine(
@@ -258,7 +307,7 @@ class LowLatency:
         there = self._round(handle)
         lane, moe = there.lane, there.lane.moe
         nr, topk, hidden = there.ids.shape[0], moe.config.topk, moe.config.hidden
-        x = check("x", x, (moe.nr_local, moe.max_rows // moe.nr_local, hidden), torch.bfloat16)
+        x = check("x", x, lane.shape, torch.bfloat16)
         ids = check("topk_idx", topk_idx, (nr, topk), torch.int64)
         weights = check("topk_weights", topk_weights, (nr, topk), torch.float32)
         if zero_copy:
@@ -294,7 +343,7 @@ class LowLatency:
         x = ids.new_zeros((ids.shape[0], config.hidden), dtype=torch.bfloat16)
         kind = torch.bfloat16 if config.scale == Scale.NONE else torch.float8_e4m3fn
         into = ids.new_empty((moe.max_rows, config.hidden), dtype=kind)
-        made.received = self._waiting(moe, moe.dispatch, x, ids, slot=slot, into_x=into, into_scales=lane.scales[slot])
+        made.received = self._waiting(moe, moe.dispatch, x, ids, slot=slot, into_x=into, into_scales=lane.row_scales(slot))
         lane.rounds[slot] = made
         lane.next = (slot + 1) % _SLOTS
         return made

@@ -8,6 +8,7 @@ with the same exchange releases it first and goes by plans. All ranks make the s
 from __future__ import annotations
 
 import collections
+import ctypes
 import dataclasses
 import weakref
 from typing import Any, Callable, Deque, Dict, Iterator, List, MutableMapping, NamedTuple, Optional, Tuple
@@ -16,9 +17,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from .. import _abi
+from .._library import library
 from ..arrays import Dtype
 from ..config import Config, Device, Layout, Mode, Reduce, Scale, Weights
 from ..errors import InvalidError, StateError
+from ..errors import check as code
 from ..exchange import Exchange
 from ..plan import Plan
 from ..received import Wanted
@@ -157,21 +161,31 @@ class Normal:
         ids = check("topk_idx", topk_idx, (None, None), torch.int64)
         if nr_experts <= 0 or nr_experts % self._nr_ranks:
             raise InvalidError(f"num_experts is {nr_experts}; it has to be a multiple of {self._nr_ranks} ranks")
-        nr, nr_ranks, device = ids.shape[0], self._nr_ranks, ids.device
-        if device.type == "cpu" and ids.numel() and not -1 <= int(ids.min()) <= int(ids.max()) < nr_experts:
+        (nr, topk), nr_ranks, on_cpu = ids.shape, self._nr_ranks, ids.device.type == "cpu"
+        if on_cpu and ids.numel() and not -1 <= int(ids.min()) <= int(ids.max()) < nr_experts:
             raise InvalidError(f"topk_idx is from {int(ids.min())} to {int(ids.max())}; num_experts is {nr_experts}, and -1 is none")
-        # Each operation is a launch on a GPU: what is no expert becomes -1, and that the last column.
-        here = ids.clamp(-1, nr_experts) % (nr_experts + 1)
-        chosen = torch.zeros((nr, nr_experts + 1), dtype=torch.bool, device=device).scatter_(1, here, True)[:, :nr_experts]
-        in_rank = chosen.view(nr, nr_ranks, nr_experts // nr_ranks).any(2) if nr_ranks > 1 else chosen.any(1, keepdim=True)
         counts = ids.new_empty(nr_ranks + nr_experts, dtype=torch.int32)
-        by_rank, by_expert = counts[:nr_ranks], counts[nr_ranks:]
-        torch.sum(in_rank, 0, dtype=torch.int32, out=by_rank)
-        torch.sum(chosen, 0, dtype=torch.int32, out=by_expert)
+        in_rank = ids.new_empty((nr, nr_ranks), dtype=torch.bool)
+        by_rank, by_expert = counts.split_with_sizes((nr_ranks, nr_experts))
+        if topk:
+            self._count(ids, counts.data_ptr(), in_rank.data_ptr(), nr_experts, on_cpu)
+        else:
+            counts.zero_()
         by_node = None
         if nr_ranks > 8 and nr_ranks % 8 == 0:
             by_node = in_rank.unflatten(1, (nr_ranks // 8, 8)).any(2).sum(0, dtype=torch.int32)
         return by_rank, by_node, by_expert, in_rank
+
+    def _count(self, ids: Any, counts: int, in_rank: int, nr_experts: int, on_cpu: bool) -> None:
+        routes = _abi.sized(_abi.tern_routes)
+        routes.nr_tokens, routes.topk = ids.shape
+        routes.nr_ranks, routes.nr_experts = self._nr_ranks, nr_experts
+        routes.topk_ids, routes.topk_ids_bits = ids.data_ptr(), 64
+        routes.rank_tokens, routes.expert_routes, routes.in_rank = counts, counts + 4 * self._nr_ranks, in_rank
+        if not on_cpu:
+            self._exchanges.load_cuda()
+            routes.device, routes.stream = Device.CUDA, torch._C._cuda_getCurrentRawStream(ids.device.index)
+        code(library().tern_count_routes(ctypes.byref(routes)))
 
     @staticmethod
     def _on_host(by_rank: Any, by_expert: Any) -> npt.NDArray[np.int32]:

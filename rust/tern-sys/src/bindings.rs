@@ -335,6 +335,8 @@ pub struct tern_moe_config {
     pub masks: u32,
     pub replicas: u32,
     pub gate_rows: u32,
+    pub late_weights: u32,
+    pub reserved: u32,
 }
 impl Default for tern_moe_config {
     fn default() -> Self {
@@ -557,6 +559,34 @@ extern "C" {
 }
 extern "C" {
     pub fn tern_plan_destroy(moe: *mut tern_moe, plan: u64) -> ::std::os::raw::c_int;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct tern_routes {
+    pub size: usize,
+    pub nr_ranks: u32,
+    pub nr_experts: u32,
+    pub topk: u32,
+    pub nr_tokens: u32,
+    pub topk_ids: *const ::std::os::raw::c_void,
+    pub topk_ids_bits: u32,
+    pub device: u32,
+    pub stream: *mut ::std::os::raw::c_void,
+    pub rank_tokens: *mut u32,
+    pub expert_routes: *mut u32,
+    pub in_rank: *mut u8,
+}
+impl Default for tern_routes {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+extern "C" {
+    pub fn tern_count_routes(routes: *const tern_routes) -> ::std::os::raw::c_int;
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

@@ -193,6 +193,7 @@ __attribute__((visibility("default"))) const void *tern_cuda_ops(void)
 		.layer_open = device_layer_open,
 		.layer_close = device_layer_close,
 		.layer_run = device_layer_run,
+		.count_routes = device_routes_count,
 		.quiesce = device_exchange_quiesce,
 		.read_epoch = device_exchange_epoch,
 		.resume = device_exchange_resume,

@@ -49,6 +49,7 @@ void device_exchange_gate(const struct device_exchange *exchange, uint32_t slot,
 int device_layer_open(struct device_exchange *exchange, const struct tern_layer_config *config,
 	struct device_layer **layer);
 void device_layer_close(struct device_layer *layer);
+int device_routes_count(const struct tern_routes *routes);
 int device_layer_run(struct device_layer *layer, const struct device_call *call,
 	const struct device_layer_rows *rows);
 /* view.c */

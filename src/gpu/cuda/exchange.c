@@ -165,6 +165,8 @@ static int make_slot(struct device_exchange *x, const struct device_plan *plan, 
 	make_dispatch(x, plan, s);
 	make_ht(x, plan, slot);
 	s->combine.kind = gpu_y_kind(c);
+	s->combine.late = c->late_weights != 0;
+	s->combine.weight_cells = x->layout.weight_cells;
 	s->beside = (struct gpu_beside){.low = c->mode == TERN_LOW_LATENCY,
 		.by_source = c->layout == TERN_BY_SOURCE,
 		.cells = x->layout.floats,

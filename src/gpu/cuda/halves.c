@@ -89,14 +89,30 @@ static void take_sent(const struct tern_moe_config *c, const struct device_call 
 	d->topk_weights = args->topk_weights;
 }
 
+/* Scales by rows, or, where the caller has no room for these, in columns. */
+static void give_scales(const struct device_call *call, struct gpu_dispatch *d,
+	const struct tern_received *received)
+{
+	uint32_t stride = (uint32_t)call->gemm_scales_stride, blocks = d->exchange.row.nr_lines,
+		 columns = d->scale_bytes == 4 ? blocks : blocks / 4;
+
+	d->out_columns = received->into_x && !received->into_scales ? received->gemm_scales : NULL;
+	d->column_stride = stride;
+	d->list_skip = d->out_columns && d->padded ? columns * stride - (uint32_t)d->capacity : 0;
+	d->scale_step = !d->out_columns       ? 4 * d->scale_bytes
+			: d->scale_bytes == 4 ? 16 * stride
+					      : 4 * stride;
+}
+
 /* Where it receives. */
-static void give_received(const struct device_exchange *x, const struct device_slot *s,
-	struct gpu_dispatch *d, struct tern_received *received)
+static void give_received(const struct device_exchange *x, const struct device_call *call,
+	const struct device_slot *s, struct gpu_dispatch *d, struct tern_received *received)
 {
 	d->out_x =
 		received->into_x ? received->into_x : own_rows(x, s, x->layout.x, x->layout.ht.x);
 	d->out_scales = received->into_x ? received->into_scales
 					 : own_rows(x, s, x->layout.scales, x->layout.ht.scales);
+	give_scales(call, d, received);
 	if (received->into_counts)
 		d->out_counts = received->into_counts;
 	if (received->into_offsets)
@@ -127,12 +143,12 @@ static int put_wanted(struct device_exchange *x, const struct device_call *call,
 {
 	const struct gpu_dispatch *d = &x->slots[call->slot].dispatch;
 	uint32_t blocks = d->exchange.row.nr_lines;
-	struct gpu_launch launch = {.early = x->early && !call->nr_sms,
-		.nr_blocks = received->gemm_scales ? call_blocks(x, call) : beside_blocks(x, call)};
+	struct gpu_launch launch = {
+		.early = x->early && !call->nr_sms, .nr_blocks = beside_blocks(x, call)};
 	struct gpu_wanted wanted = {.wide_ids = received->wide_ids,
 		.expert_counts = received->expert_counts,
 		.expert_totals = received->expert_totals,
-		.gemm_scales = received->gemm_scales,
+		.gemm_scales = d->out_columns ? NULL : received->gemm_scales,
 		.stride = call->gemm_scales_stride,
 		.columns = d->scale_bytes == 4 ? blocks : (blocks + 3) / 4,
 		.positions = x->positions,
@@ -141,6 +157,8 @@ static int put_wanted(struct device_exchange *x, const struct device_call *call,
 	if (!wanted.wide_ids && !wanted.expert_counts && !wanted.expert_totals &&
 		!wanted.gemm_scales)
 		return 0;
+	if (wanted.gemm_scales)
+		launch.nr_blocks = call_blocks(x, call);
 	return cuda_check(dispatch_beside_launch(d, &wanted, &launch, call->stream),
 		"the kernel beside received rows");
 }
@@ -220,7 +238,7 @@ int device_exchange_dispatch(struct device_exchange *x, const struct device_call
 	if (call->roles & DEVICE_SEND && call->kept)
 		device_kept_dispatch(x, call->kept, d);
 	if (call->roles & DEVICE_RECEIVE)
-		give_received(x, s, d, received);
+		give_received(x, call, s, d, received);
 	rc = call->roles & DEVICE_RECEIVE && received->waited_ns
 		     ? put_timed_dispatch(x, call, received->waited_ns)
 		     : put_dispatch(x, call);
@@ -308,7 +326,9 @@ static void take_combined(
 	c->weighted = !args->unweighted &&
 		      (args->topk_weights || x->config.weights == TERN_WEIGHTS_COMBINE);
 	c->gate.marks = args->gated;
-	s->beside.weights = args->topk_weights;
+	c->late_weights = c->late ? args->topk_weights : NULL;
+	c->late_tokens = s->dispatch.nr_tokens;
+	s->beside.weights = c->late ? NULL : args->topk_weights;
 	s->beside.floats = args->floats;
 	s->beside.out_floats = args->out_floats;
 }

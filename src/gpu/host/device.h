@@ -8,4 +8,7 @@
 
 extern const struct exchange_ops exchange_gpu_ops;
 
+/* tern_count_routes, whose arguments have been looked at, on a device. */
+int device_count_routes(const struct tern_routes *routes);
+
 #endif

@@ -209,6 +209,10 @@ int device_layout_init(struct device_layout *d, const struct tern_moe_config *c,
 		return fail(TERN_ERR_UNSUPPORTED,
 			"combine_floats is %u; between GPUs of several nodes floats do not travel",
 			c->combine_floats);
+	if (c->late_weights && (internode || format != GPU_FLAG128))
+		return fail(TERN_ERR_UNSUPPORTED,
+			"late_weights is %u; they are for ranks of one node, over NVLink",
+			c->late_weights);
 	if (c->gate_rows && (internode || format != GPU_FLAG128))
 		return fail(TERN_ERR_UNSUPPORTED,
 			"gate_rows is %u; gates are for ranks of one node, over NVLink",
@@ -223,6 +227,11 @@ int device_layout_init(struct device_layout *d, const struct tern_moe_config *c,
 	if (c->combine_floats)
 		d->slot_window_bytes =
 			d->floats + align_up((uint64_t)c->max_tokens * c->topk * 16, 256);
+	d->weight_cells = d->slot_window_bytes;
+	if (c->late_weights)
+		d->slot_window_bytes =
+			d->weight_cells +
+			align_up((uint64_t)l->nr_ranks * c->max_tokens * c->topk * 16, 256);
 	d->window_bytes = c->nr_slots * d->slot_window_bytes;
 	return rc ? rc : check_numbers(d, c, l);
 }

@@ -20,6 +20,7 @@ struct device_layout {
 	struct ll_window window; /* of one slot, in low-latency mode */
 	struct ht_window ht;     /* in high-throughput mode */
 	uint64_t slot_window_bytes;
+	uint64_t weight_cells; /* in a slot's window: [R][T][K] pieces of 16 bytes; late_weights */
 	uint64_t floats;       /* in a slot's window: [T][K] pieces of 16 bytes; combine_floats */
 	uint64_t window_bytes; /* of all slots */
 	/* One slot's memory: */

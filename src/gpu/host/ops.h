@@ -18,7 +18,7 @@
 #include "exchange/placement.h"
 #include "tern_layer.h"
 
-#define DEVICE_OPS_VERSION 17
+#define DEVICE_OPS_VERSION 18
 #define DEVICE_HANDLE_BYTES 64
 #define DEVICE_MOST_ORDINALS 64
 
@@ -184,6 +184,8 @@ struct device_ops {
 	void (*layer_close)(struct device_layer *layer);
 	int (*layer_run)(struct device_layer *layer, const struct device_call *call,
 		const struct device_layer_rows *rows);
+	/* On the current device, and arguments have been looked at. */
+	int (*count_routes)(const struct tern_routes *routes);
 	/* What kernels have reported, or a reason of 0; an input error is handed out once. */
 	void (*read_report)(
 		const struct device_exchange *exchange, uint32_t slot, struct gpu_report *report);

@@ -70,7 +70,7 @@ static enum tern_phase phase_of(const struct gpu_report *r)
 	static const enum tern_phase of_kind[NR_INTERNODE_KINDS] = {
 		TERN_PHASE_COUNTS, TERN_PHASE_COUNTS, TERN_PHASE_DISPATCH, TERN_PHASE_COMBINE};
 
-	if (r->reason == GPU_WAIT_TILE)
+	if (r->reason == GPU_WAIT_TILE || r->reason == GPU_WAIT_WEIGHTS)
 		return TERN_PHASE_COMBINE;
 	if (r->reason == GPU_WAIT_SENT)
 		return of_kind[r->token % NR_INTERNODE_KINDS];
@@ -114,8 +114,10 @@ static int wait_has_failed(tern_moe *moe, uint32_t slot, const struct gpu_report
 			"rank %u's kernel waited %.3f ms in %s for %s of rank %u, token %u (slot "
 			"%u, epoch %u; saw epoch %u)",
 			moe->rank, (double)r->waited_ns / 1e6, names[phase],
-			r->reason == GPU_WAIT_TILE ? "a tile of y" : what[r->reason % 7], r->peer,
-			r->token, slot, r->epoch_expected, r->epoch_seen);
+			r->reason == GPU_WAIT_TILE      ? "a tile of y"
+			: r->reason == GPU_WAIT_WEIGHTS ? "weights"
+							: what[r->reason % 7],
+			r->peer, r->token, slot, r->epoch_expected, r->epoch_seen);
 	return blame.peer;
 }
 
@@ -171,7 +173,8 @@ static int peer_has_broken(tern_moe *moe, uint32_t slot, const struct gpu_report
 /* A kernel of this slot has ended early. Peers are told. */
 static int has_failed(tern_moe *moe, uint32_t slot, const struct gpu_report *r)
 {
-	bool waited = r->reason < GPU_BROKEN_TOKENS || r->reason == GPU_WAIT_TILE;
+	bool waited = r->reason < GPU_BROKEN_TOKENS || r->reason == GPU_WAIT_TILE ||
+		      r->reason == GPU_WAIT_WEIGHTS;
 	int peer = waited ? wait_has_failed(moe, slot, r) : peer_has_broken(moe, slot, r);
 
 	device_leave(moe, leave_status_make(moe->failed, peer));

@@ -87,6 +87,7 @@ enum gpu_wait {
 	GPU_WAIT_TILE = 16,       /* a tile of y, which its kernel does not mark */
 	GPU_BROKEN_NUMBER = 17,   /* of a row or a result from another node: as many as that there
 				     cannot be */
+	GPU_WAIT_WEIGHTS = 19,    /* that come with a combine */
 	GPU_BROKEN_WAY = 18       /* where a row from another node is to be passed on to. token: its
 				     number; value: its token, bits of ranks of the node, or a
 				     position there */

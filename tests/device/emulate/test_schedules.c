@@ -84,6 +84,7 @@ static void draw_case(uint64_t seed, struct job *job)
 	c->caller_output = c->mode == TERN_LOW_LATENCY && random_below(&state, 4) == 0;
 	c->wait_ms = 5000; /* of the emulation's time */
 	c->nr_slots = c->nr_slots < 3 ? c->nr_slots : 3;
+	devices_draw_late_weights(seed % 4, job);
 }
 
 /* NULL, or what was wrong. */

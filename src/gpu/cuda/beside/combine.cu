@@ -199,5 +199,6 @@ cudaError_t beside_prepare(void)
 	cudaError_t rc = cudaFuncGetAttributes(&attributes, (const void *)tern::combine_weights);
 
 	rc = rc ? rc : cudaFuncGetAttributes(&attributes, (const void *)tern::combine_floats);
+	rc = rc ? rc : count_routes_prepare();
 	return rc ? rc : dispatch_beside_prepare();
 }

@@ -8,6 +8,7 @@
  *   dispatch_waits    how long each source is waited for
  *   combine_weights   weights that are given at the combine, where sums are made at home -> in place
  *                     of those of the dispatch
+ *   count_routes      of ids, before there is a dispatch
  *   combine_floats    a float of each route here -> its home; floats of all ranks -> the caller's
  */
 #ifndef TERN_GPU_CUDA_BESIDE_KERNELS_H
@@ -53,6 +54,17 @@ cudaError_t dispatch_beside_launch(const struct gpu_dispatch *dispatch,
 /* Behind the kernel that sends, and before the one that receives: low latency alone. */
 cudaError_t dispatch_waits_launch(
 	const struct gpu_dispatch *dispatch, uint64_t *waited_ns, cudaStream_t stream);
+
+/* As in struct tern_routes; lists hold zeros. */
+struct gpu_routes {
+	const void *ids;
+	uint32_t ids_64, nr_tokens, topk, nr_ranks, nr_experts;
+	struct gpu_divisor by_rank; /* experts of a rank */
+	uint32_t *rank_tokens, *expert_routes;
+	uint8_t *in_rank;
+};
+
+cudaError_t count_routes_launch(const struct gpu_routes *routes, cudaStream_t stream);
 
 /* Loads them all. */
 cudaError_t beside_prepare(void);

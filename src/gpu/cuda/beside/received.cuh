@@ -6,5 +6,6 @@
 
 /* Host. */
 extern "C" cudaError_t dispatch_beside_prepare(void);
+extern "C" cudaError_t count_routes_prepare(void);
 
 #endif

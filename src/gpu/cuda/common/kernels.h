@@ -128,8 +128,13 @@ struct gpu_dispatch {
 	struct gpu_divisor by_share; /* how many warps share a segment's destinations, 1 to R */
 	uint8_t *out_x;
 	uint8_t *out_scales;
-	int4 *out_rows;   /* struct tern_row */
-	int32_t *out_ids; /* by_source: [rows][K] */
+	uint8_t *out_columns;   /* low latency: scales go there column by column, and not to
+				   out_scales; NULL: row by row */
+	uint32_t column_stride; /* elements from column to column */
+	uint32_t list_skip;     /* and from an expert's last row to the next one's first */
+	uint32_t scale_step;    /* bytes from a row's scale to the fourth after it */
+	int4 *out_rows;         /* struct tern_row */
+	int32_t *out_ids;       /* by_source: [rows][K] */
 	float *out_weights;
 	uint32_t *out_counts;
 	uint64_t *out_offsets;
@@ -142,7 +147,11 @@ struct gpu_combine {
 	uint32_t roles;
 	uint32_t weighted;
 	enum gpu_y kind;
-	uint32_t release; /* nothing comes home: only the arrival words */
+	uint32_t release;          /* nothing comes home: only the arrival words */
+	uint32_t late;             /* weights may come with the combine: ll/late_weights.cuh */
+	uint32_t late_tokens;      /* of late_weights: as many as the caller's buffers hold */
+	const float *late_weights; /* [T][K] of this rank's tokens; NULL: those of the dispatch */
+	uint64_t weight_cells;     /* in each window: [R][T][K] pieces */
 	const uint8_t *y;
 	uint64_t y_stride;
 	uint8_t *out;

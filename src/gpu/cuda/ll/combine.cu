@@ -32,6 +32,10 @@ template <bool DRAWN> static combine_kernel choose_own(const struct gpu_combine 
 {
 	uint32_t nr_vectors = c->exchange.result.nr_vectors;
 
+	if (c->late)
+		return nr_vectors == 1   ? tern::combine_ll_own<GPU_Y_BF16, 1, DRAWN, true>
+		       : nr_vectors == 2 ? tern::combine_ll_own<GPU_Y_BF16, 2, DRAWN, true>
+					 : NULL;
 	if (c->kind == GPU_Y_BF16 && nr_vectors == 1)
 		return tern::combine_ll_own<GPU_Y_BF16, 1, DRAWN>;
 	if (nr_vectors != 2)
@@ -39,6 +43,18 @@ template <bool DRAWN> static combine_kernel choose_own(const struct gpu_combine 
 	return c->kind == GPU_Y_BF16   ? tern::combine_ll_own<GPU_Y_BF16, 2, DRAWN>
 	       : c->kind == GPU_Y_FP16 ? tern::combine_ll_own<GPU_Y_FP16, 2, DRAWN>
 				       : tern::combine_ll_own<GPU_Y_FP32, 2, DRAWN>;
+}
+
+static combine_kernel choose_late(const struct gpu_combine *c)
+{
+	uint32_t nr_vectors = c->exchange.result.nr_vectors;
+
+	if (c->exchange.format != GPU_FLAG128 || c->kind != GPU_Y_BF16)
+		return NULL;
+	return nr_vectors == 1   ? tern::combine_ll<GPU_FLAG128, GPU_Y_BF16, 1, false, false, true>
+	       : nr_vectors == 2 ? tern::combine_ll<GPU_FLAG128, GPU_Y_BF16, 2, false, false, true>
+	       : nr_vectors == 4 ? tern::combine_ll<GPU_FLAG128, GPU_Y_BF16, 4, false, false, true>
+				 : NULL;
 }
 
 static combine_kernel choose_gated(const struct gpu_combine *c)
@@ -59,6 +75,8 @@ static combine_kernel choose(const struct gpu_combine *c)
 		return internode_combine_kernel(c);
 	if (c->gate.marks)
 		return choose_gated(c);
+	if (c->late)
+		return choose_late(c);
 	if (c->exchange.format == GPU_FLAG128)
 		return choose_lines(c->kind, c->exchange.result.nr_vectors);
 	if (c->exchange.result.nr_vectors != 3)

@@ -21,6 +21,7 @@
 
 #include "gpu/cuda/common/results.cuh"
 #include "gpu/cuda/ll/gate.cuh"
+#include "gpu/cuda/ll/late_weights.cuh"
 
 /* A segment of a token's result in a column. */
 struct result_place {
@@ -61,8 +62,8 @@ static __device__ __forceinline__ void send_home(const struct gpu_exchange *e,
 
 /* One segment of a token's sum here. A vector leaves as soon as it is summed, while the next one's
  * rows are on their way: NVLink has work from the first vector on. */
-template <int Y, int ND, bool FAR>
-static __device__ __forceinline__ void send_sum(const struct gpu_combine *c, uint32_t epoch,
+template <int Y, int ND, bool FAR, bool LATE>
+static __device__ __forceinline__ bool send_sum(const struct gpu_combine *c, uint32_t epoch,
 	uint32_t source, const struct result_place &p, uint2 route, uint32_t here, struct extent x)
 {
 	const struct gpu_exchange *e = &c->exchange;
@@ -70,11 +71,17 @@ static __device__ __forceinline__ void send_sum(const struct gpu_combine *c, uin
 	uint4 words = make_uint4(0, 0, 0, 0);
 	segment<GPU_FLAG128, false, ND> s;
 	struct summation<Y> sum;
+	uint4 weight = {};
 
+	if constexpr (LATE)
+		weight = look_for_weight(c, source, p.token, route);
 	sum.a.nr = (int)__popc(here);
 	sum.a.more = find_rows<0>(c, route, here, here, sum.a);
 	load_batch<0>(c, sum.a, x, 0, sum.first); /* on their way as early as can be */
 	sum.a.more = find_rows<BATCH>(c, route, here, sum.a.more, sum.a);
+	if constexpr (LATE)
+		if (!await_weights(c, epoch, source, p.token, weight, &route))
+			return false;
 	find_weights(route, here, sum.a);
 #pragma unroll
 	for (int i = 0; i < ND; i++) {
@@ -84,6 +91,7 @@ static __device__ __forceinline__ void send_sum(const struct gpu_combine *c, uin
 		for (uint32_t r = home; r < home + e->by_replicas.d; r++)
 			vector_send(s, x, i, place_at<FAR>(e, r, p));
 	}
+	return true;
 }
 
 /* Rows here of those replicas of a source that come before it. */
@@ -98,9 +106,10 @@ static __device__ __forceinline__ uint32_t earlier_replicas(
 	return rows;
 }
 
-/* One segment of what the experts here made of one token; number: of its row from the source. */
-template <int FORMAT, int Y, int ND, bool FAR>
-static __device__ __forceinline__ void send_result(const struct gpu_combine *c, uint32_t epoch,
+/* One segment of what the experts here made of one token; number: of its row from the source.
+ * False: weights did not come. */
+template <int FORMAT, int Y, int ND, bool FAR, bool LATE>
+static __device__ __forceinline__ bool send_result(const struct gpu_combine *c, uint32_t epoch,
 	uint32_t source, uint32_t number, uint32_t token, uint2 route, uint32_t which)
 {
 	const struct gpu_exchange *e = &c->exchange;
@@ -113,8 +122,7 @@ static __device__ __forceinline__ void send_result(const struct gpu_combine *c, 
 	segment<FORMAT, false, ND> s;
 
 	if (!e->at_home && FORMAT == GPU_FLAG128) {
-		send_sum<Y, ND, FAR>(c, epoch, source, sum, route, here, x);
-		return;
+		return send_sum<Y, ND, FAR, LATE>(c, epoch, source, sum, route, here, x);
 	}
 	if (!e->at_home) {
 #pragma unroll
@@ -123,7 +131,7 @@ static __device__ __forceinline__ void send_result(const struct gpu_combine *c, 
 				c, route, x, i, s.v + i);
 		segment_pack(s, epoch);
 		send_home<FORMAT, ND, FAR>(e, s, x, source, sum);
-		return;
+		return true;
 	}
 	for (; here; here &= here - 1) {
 		uint32_t k = __ffs(here) - 1;
@@ -138,6 +146,7 @@ static __device__ __forceinline__ void send_result(const struct gpu_combine *c, 
 		segment_pack(s, epoch);
 		send_home<FORMAT, ND, FAR>(e, s, x, source, row);
 	}
+	return true;
 }
 
 /* A warp's share of the sending: a segment of what a source's row has become here. */
@@ -243,7 +252,7 @@ static __device__ __forceinline__ uint32_t tile_of_route(
 		       : UINT32_MAX;
 }
 
-template <int FORMAT, int Y, int ND, bool FAR, bool GATED>
+template <int FORMAT, int Y, int ND, bool FAR, bool GATED, bool LATE>
 static __device__ __forceinline__ void send_results(const struct gpu_combine *c, uint4 state,
 	const struct deal *deal, uint32_t warp, uint32_t nr_warps)
 {
@@ -275,9 +284,10 @@ static __device__ __forceinline__ void send_results(const struct gpu_combine *c,
 			if (now.row < now.nr &&
 				!await_tiles(e, &c->gate, state.y, tile_of_route(c, &now)))
 				return;
-		if (now.row < now.nr)
-			send_result<FORMAT, Y, ND, FAR>(
-				c, state.y, now.source, now.row, now.token, now.route, now.which);
+		if (now.row < now.nr &&
+			!send_result<FORMAT, Y, ND, FAR, LATE>(
+				c, state.y, now.source, now.row, now.token, now.route, now.which))
+			return;
 		after = find_share(e, deal, draw_share(deal)); /* so that nothing is in the way of
 								  the next loads */
 		if (first && warp == 0)
@@ -491,8 +501,8 @@ static __device__ __forceinline__ void receive_results(const struct gpu_combine 
 namespace tern
 {
 /* GATED: y is still made while this runs, by a kernel that has let it start when all was there that
- * the dispatch has left. */
-template <int FORMAT, int Y, int ND, bool FAR = false, bool GATED = false>
+ * the dispatch has left. LATE: late_weights.cuh. */
+template <int FORMAT, int Y, int ND, bool FAR = false, bool GATED = false, bool LATE = false>
 static __global__ void __launch_bounds__(512, 1)
 	combine_ll(const __grid_constant__ struct gpu_combine c, uint32_t send_warps)
 {
@@ -513,10 +523,12 @@ static __global__ void __launch_bounds__(512, 1)
 	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed
 						 */
 
+	if (LATE && c.roles & GPU_SEND)
+		send_weights<LATE>(&c, state);
 	if (warp < send_warps) {
 		if (FAR && state.w)
 			return;
-		send_results<FORMAT, Y, ND, FAR, GATED>(&c, state, &deal, warp, send_warps);
+		send_results<FORMAT, Y, ND, FAR, GATED, LATE>(&c, state, &deal, warp, send_warps);
 		if (FAR && internode_last(e, send_warps * gridDim.x))
 			ring_internode_results(&c, state.y);
 		trace_mark(e, 9);

@@ -51,9 +51,11 @@ static __device__ __forceinline__ void find_away(
 }
 
 /* This rank's tokens, whether or not they have rows here. */
+template <bool LATE>
 static __device__ __forceinline__ void find_own(
-	const struct gpu_exchange *e, uint32_t i, struct portion *p)
+	const struct gpu_combine *c, uint32_t i, struct portion *p)
 {
+	const struct gpu_exchange *e = &c->exchange;
 	uint32_t position = UINT32_MAX;
 
 	p->away = false;
@@ -66,6 +68,8 @@ static __device__ __forceinline__ void find_own(
 		position = e->own_positions[p->token * e->topk + lane_id()];
 	}
 	p->route = make_uint2(p->home.x == e->rank ? position : UINT32_MAX, p->home.y);
+	if (LATE && lane_id() < e->topk && c->late_weights)
+		p->route.y = __float_as_uint(c->late_weights[p->token * e->topk + lane_id()]);
 }
 
 /* Which portion a warp has next: of others' tokens every `stride`-th; then of own ones as many, or
@@ -96,19 +100,20 @@ static __device__ __forceinline__ bool is_portion(const struct turn *t)
 	return t->i < (t->away ? t->nr_away : t->nr_own);
 }
 
+template <bool LATE>
 static __device__ __forceinline__ void find_portion(
-	const struct gpu_exchange *e, const struct turn *t, struct portion *p)
+	const struct gpu_combine *c, const struct turn *t, struct portion *p)
 {
 	if (t->away)
-		find_away(e, t->i, p);
+		find_away(&c->exchange, t->i, p);
 	else
-		find_own(e, t->i, p);
+		find_own<LATE>(c, t->i, p);
 }
 
 /* The rows here, of which there is at least one, summed vector by vector. Another rank's sum leaves
- * so; this rank's is kept. */
-template <int Y, int ND>
-static __device__ __forceinline__ void sum_rows(const struct gpu_combine *c, uint32_t epoch,
+ * so; this rank's is kept. False: weights did not come. */
+template <int Y, int ND, bool LATE>
+static __device__ __forceinline__ bool sum_rows(const struct gpu_combine *c, uint32_t epoch,
 	const struct portion *p, uint32_t here, struct extent x, segment<GPU_FLAG128, false, ND> &s)
 {
 	const struct gpu_exchange *e = &c->exchange;
@@ -118,25 +123,32 @@ static __device__ __forceinline__ void sum_rows(const struct gpu_combine *c, uin
 	uint8_t *to = e->windows[p->source] + e->window.results + offset;
 	uint4 words = make_uint4(0, 0, 0, 0);
 	struct summation<Y> sum;
+	uint2 route = p->route;
+	uint4 weight = {};
 
+	if (LATE && p->away)
+		weight = look_for_weight(c, p->source, p->token, route);
 	sum.a.nr = (int)__popc(here);
-	sum.a.more = find_rows<0>(c, p->route, here, here, sum.a);
+	sum.a.more = find_rows<0>(c, route, here, here, sum.a);
 	load_batch<0>(c, sum.a, x, 0, sum.first); /* on their way as early as can be */
-	sum.a.more = find_rows<BATCH>(c, p->route, here, sum.a.more, sum.a);
-	find_weights(p->route, here, sum.a);
+	sum.a.more = find_rows<BATCH>(c, route, here, sum.a.more, sum.a);
+	if (LATE && p->away && !await_weights(c, epoch, p->source, p->token, weight, &route))
+		return false;
+	find_weights(route, here, sum.a);
 #pragma unroll
 	for (int i = 0; i < ND; i++) {
-		s.v[i] = i + 1 < ND ? sum_vector<Y, false>(c, sum, p->route, x, i)
-				    : sum_vector<Y, true>(c, sum, p->route, x, i);
+		s.v[i] = i + 1 < ND ? sum_vector<Y, false>(c, sum, route, x, i)
+				    : sum_vector<Y, true>(c, sum, route, x, i);
 		if (!p->away)
 			continue;
 		lines_pack_vector(s, i, epoch, &words);
 		vector_send(s, x, i, to);
 	}
+	return true;
 }
 
 /* To this rank's sum others' results are added in the order of ranks. */
-template <int Y, int ND>
+template <int Y, int ND, bool LATE>
 static __device__ __forceinline__ bool sum_portion(
 	const struct gpu_combine *c, uint32_t epoch, const struct portion *p)
 {
@@ -146,8 +158,9 @@ static __device__ __forceinline__ bool sum_portion(
 	segment<GPU_FLAG128, false, ND> s = {};
 	sums<Y, ND> all = {};
 
-	if (here) /* an own token need not have any */
-		sum_rows<Y, ND>(c, epoch, p, here, x, s);
+	if (here && !sum_rows<Y, ND, LATE>(c, epoch, p, here, x, s)) /* an own token need not have
+									any */
+		return false;
 	if (p->away)
 		return true;
 	next = next_result(e, p->home, UINT32_MAX);
@@ -160,9 +173,19 @@ static __device__ __forceinline__ bool sum_portion(
 	return true;
 }
 
+/* Own portions that there may be, before it is known how many tokens there are: late weights are of
+ * so many. */
+template <bool LATE>
+static __device__ __forceinline__ uint32_t own_segments(const struct gpu_combine *c)
+{
+	const struct gpu_exchange *e = &c->exchange;
+
+	return (LATE && c->late_weights ? c->late_tokens : e->max_tokens) * e->result.nr_segments;
+}
+
 /* The first portion's routes are under way before it is known which round it is; the next one's
  * while this one is summed. */
-template <int Y, int ND, bool DRAWN>
+template <int Y, int ND, bool DRAWN, bool LATE>
 static __device__ __forceinline__ void sum_portions(
 	const struct gpu_combine *c, uint4 state, struct turn *t, bool last_warp)
 {
@@ -170,8 +193,10 @@ static __device__ __forceinline__ void sum_portions(
 	uint32_t most = 0;
 	struct portion next;
 
-	if (t->away || t->i < e->max_tokens * e->result.nr_segments)
-		find_portion(e, t, &next);
+	if (t->away || t->i < own_segments<LATE>(c))
+		find_portion<LATE>(c, t, &next);
+	if (LATE)
+		send_weights<LATE>(c, state);
 	for (uint32_t s = lane_id(); s < e->nr_ranks; s += LANES)
 		most = s == e->rank ? most : max(most, e->state->nr_from[s]);
 	if (state.w)
@@ -184,7 +209,7 @@ static __device__ __forceinline__ void sum_portions(
 		t->i -= t->stride;
 		next_turn<DRAWN>(t);
 		if (is_portion(t))
-			find_own(e, t->i, &next);
+			find_own<LATE>(c, t->i, &next);
 	}
 #pragma unroll 1
 	for (bool first = true; is_portion(t); first = false) {
@@ -192,10 +217,10 @@ static __device__ __forceinline__ void sum_portions(
 
 		next_turn<DRAWN>(t);
 		if (is_portion(t))
-			find_portion(e, t, &next);
+			find_portion<LATE>(c, t, &next);
 		if (now.away && now.row >= now.nr)
 			continue;
-		if (!sum_portion<Y, ND>(c, state.y, &now))
+		if (!sum_portion<Y, ND, LATE>(c, state.y, &now))
 			return;
 		if (first)
 			trace_mark(e, 11);
@@ -208,8 +233,8 @@ static __device__ __forceinline__ void sum_portions(
 
 namespace tern
 {
-/* DRAWN: some warps begin with own tokens. */
-template <int Y, int ND, bool DRAWN>
+/* DRAWN: some warps begin with own tokens. LATE: late_weights.cuh. */
+template <int Y, int ND, bool DRAWN, bool LATE = false>
 static __global__ void __launch_bounds__(512, 1)
 	combine_ll_own(const __grid_constant__ struct gpu_combine c, uint32_t send_warps)
 {
@@ -234,7 +259,7 @@ static __global__ void __launch_bounds__(512, 1)
 	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed
 						 */
 
-	sum_portions<Y, ND, DRAWN>(
+	sum_portions<Y, ND, DRAWN, LATE>(
 		&c, state, &t, blockIdx.x == gridDim.x - 1 && warp == send_warps - 1);
 }
 } // namespace tern

@@ -272,29 +272,33 @@ static __device__ __forceinline__ uint8_t *place_in_row(
 }
 
 /* All lanes of a line have its scale, and each stores it for another route: number `first` + lane
- * % 8. */
+ * % 8. at: each lane's row, as number_of_scales has it. */
 static __device__ __forceinline__ uint8_t *place_of_scale(
-	const struct gpu_dispatch *d, struct extent x, uint32_t position, uint32_t first)
+	const struct gpu_dispatch *d, struct extent x, uint32_t at, uint32_t first)
 {
-	uint32_t here = __shfl_sync(ALL_LANES, position, first + lane_id() % 8);
+	uint32_t here = __shfl_sync(ALL_LANES, at, first + lane_id() % 8),
+		 line = first_line(x) + line_of(0);
 
 	if (here == UINT32_MAX)
 		return NULL;
-	return d->out_scales +
-	       ((uint64_t)here * d->exchange.row.nr_lines + first_line(x) + line_of(0)) *
-		       d->scale_bytes;
+	if (!d->out_columns)
+		return d->out_scales +
+		       ((uint64_t)here * d->exchange.row.nr_lines + line) * d->scale_bytes;
+	if (d->scale_bytes == 4)
+		return d->out_columns + ((uint64_t)line * d->column_stride + here) * 4;
+	return d->out_columns + ((uint64_t)(line / 4) * d->column_stride + here) * 4 + line % 4;
 }
 
 template <bool SCALED, int ND>
 static __device__ __forceinline__ struct row_targets find_targets(
-	const struct gpu_dispatch *d, struct extent x, uint32_t position)
+	const struct gpu_dispatch *d, struct extent x, uint32_t position, uint32_t scales_at)
 {
 	uint32_t here = __ballot_sync(ALL_LANES, position != UINT32_MAX);
 	struct row_targets t;
 
 	t.nr = __popc(here);
 	t.in = 0;
-	t.scale = SCALED ? place_of_scale(d, x, position, 0) : NULL;
+	t.scale = SCALED ? place_of_scale(d, x, scales_at, 0) : NULL;
 #pragma unroll
 	for (int r = 0; r < FIRST_ROWS; r++) {
 		t.row[r] = place_in_row(d, x, __shfl_sync(ALL_LANES, position, __ffs(here) - 1));
@@ -319,9 +323,9 @@ static __device__ __forceinline__ void store_scales(const struct gpu_dispatch *d
 		if (!to || !has_line(x, i))
 			continue;
 		if (d->scale_bytes == 4)
-			*(uint32_t *)(to + i * 16) = s.scale[i];
+			*(uint32_t *)(to + i * d->scale_step) = s.scale[i];
 		else
-			to[i * 4] = (uint8_t)s.scale[i];
+			to[i * d->scale_step] = (uint8_t)s.scale[i];
 	}
 }
 
@@ -338,7 +342,7 @@ static __device__ __forceinline__ void store_row(
 template <int FORMAT, bool SCALED, int ND>
 static __device__ __forceinline__ void store_rows(const struct gpu_dispatch *d,
 	const segment<FORMAT, SCALED, ND> &s, struct extent x, const struct row_targets &t,
-	uint32_t position)
+	uint32_t position, uint32_t scales_at)
 {
 #pragma unroll
 	for (int r = 0; r < FIRST_ROWS; r++)
@@ -347,7 +351,7 @@ static __device__ __forceinline__ void store_rows(const struct gpu_dispatch *d,
 	if constexpr (SCALED) {
 		store_scales(d, s, x, t.scale);
 		for (uint32_t first = 8; first < d->exchange.topk; first += 8)
-			store_scales(d, s, x, place_of_scale(d, x, position, first));
+			store_scales(d, s, x, place_of_scale(d, x, scales_at, first));
 	}
 	for (uint32_t here = t.more; here; here &= here - 1)
 		store_row(s, t.in,
@@ -472,6 +476,14 @@ static __device__ __forceinline__ bool describe_row(
 	return true;
 }
 
+/* Lane k's row in lists of scales: its position, or, where each expert has columns of its own, as
+ * many elements on as they are longer than its rows. */
+static __device__ __forceinline__ uint32_t number_of_scales(
+	const struct gpu_dispatch *d, struct placed f)
+{
+	return f.position == UINT32_MAX ? UINT32_MAX : f.position + f.local * d->list_skip;
+}
+
 /* The pieces have been looked for already. */
 template <int FORMAT, bool SCALED, int ND, bool GATED>
 static __device__ __forceinline__ bool receive_segment(const struct gpu_dispatch *d, uint32_t epoch,
@@ -479,14 +491,15 @@ static __device__ __forceinline__ bool receive_segment(const struct gpu_dispatch
 {
 	const struct gpu_exchange *e = &d->exchange;
 	struct extent x = segment_extent(&e->row, a.which);
-	struct row_targets targets = find_targets<SCALED, ND>(d, x, f.position);
+	uint32_t scales_at = SCALED ? number_of_scales(d, f) : 0;
+	struct row_targets targets = find_targets<SCALED, ND>(d, x, f.position, scales_at);
 
 	if (!segment_await(e, s, x,
 		    a.row + LL_HEAD_BYTES + (uint64_t)a.which * e->row.segment_bytes, epoch,
 		    (struct awaited){GPU_WAIT_ROW, a.carrier, a.token}))
 		return false;
 	segment_unpack(s);
-	store_rows(d, s, x, targets, f.position);
+	store_rows(d, s, x, targets, f.position, scales_at);
 	if constexpr (GATED)
 		gate_count_rows(&d->gate, f.local,
 			f.position == UINT32_MAX ? 0 : f.position - f.first,
