@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""One round of a file of tern bench --trace, all ranks below each other on one clock.
+"""One round of a file of tern bench --trace, all ranks below each other on one clock: of ranks' threads, or of GPUs' blocks, each a thin line.
 
     trace.py TRACE.json PICTURE.png [--case N] [--round N]      N from 0 (0, 1)"""
 import argparse
@@ -15,7 +15,10 @@ import matplotlib.pyplot as plt
 
 COLOURS = {"pack": "#4c78a8", "pack for": "#4c78a8", "unpack of": "#72b7b2", "sum for": "#f58518", "sum at home": "#e45756", "wait": "#d9d9d9",
            "experts": "#54a24b", "write to": "#b279a2", "plan": "#9d755d", "send rows": "#4c78a8", "await plans": "#d9d9d9", "positions": "#9d755d",
-           "rows": "#72b7b2", "wait to send": "#d9d9d9", "send results": "#f58518", "results and sums at home": "#e45756"}
+           "rows": "#72b7b2", "gate and up": "#54a24b", "down": "#88d27a", "wait to send": "#d9d9d9", "send results": "#f58518",
+           "results and sums at home": "#e45756"}
+ROLES = ["plans", "sends", "receives", "gate, up", "down", "results", "home"]  # of a GPU's blocks, in the order of a layer
+REST = 15  # us in which no block does anything: between rounds
 SENT = re.compile(r"(.*?) ?(\d*)$")
 
 
@@ -49,20 +52,24 @@ def rows_of(spans):
         yield row, span
 
 
-def main():
-    arguments = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    arguments.add_argument("trace")
-    arguments.add_argument("picture")
-    arguments.add_argument("--case", type=int, default=0)
-    arguments.add_argument("--round", type=int, default=1)
-    a = arguments.parse_args()
-    lines, cases, names = read(a.trace)
-    case = cases[a.case]
-    rounds = [sorted(s for s in spans if s[2] == "round" and case[0] <= s[0] <= case[1]) for spans in lines.values()]
-    rounds = [of_rank[a.round] for of_rank in rounds if of_rank]
-    first, last = min(r[0] for r in rounds), max(r[1] for r in rounds)
+def rounds_of(lines):
+    """Where threads say when rounds are, these; else what lies between rests of all blocks: [(from, to)]."""
+    named = [sorted((b, e) for b, e, what, _ in spans if what == "round") for spans in lines.values()]
+    named = [of_rank for of_rank in named if of_rank]
+    if named:
+        return [(min(b for b, _ in same), max(e for _, e in same)) for same in zip(*named)]
+    rounds = []
+    for begin, end, what, _ in sorted(span for spans in lines.values() for span in spans):
+        if what not in COLOURS:
+            continue
+        if not rounds or begin > rounds[-1][1] + REST:
+            rounds.append((begin, end))
+        rounds[-1] = (rounds[-1][0], max(end, rounds[-1][1]))
+    return rounds
+
+
+def draw_threads(axes, lines, names, first, last):
     ticks, y = [], 0
-    figure, axes = plt.subplots(figsize=(11, 0.5 + 0.55 * len(lines)))
     for key in sorted(lines, key=lambda k: (k[0], names[k] == "tern-proxy")):
         inside = [s for s in lines[key] if s[2] in COLOURS and s[0] >= first and s[1] <= last]
         rows = list(rows_of(inside)) if any(s[2] == "write to" for s in inside) else [(0, s) for s in sorted(inside)]
@@ -75,6 +82,40 @@ def main():
                 axes.text((begin + end) / 2 - first, y + (row + 0.45) * height, peer, ha="center", va="center", fontsize=7, color="white")
         ticks.append((y + 0.45, f"rank {key[0]}" + ("" if names[key] != "tern-proxy" else ", proxy")))
         y += 1.15
+    return ticks
+
+
+def draw_blocks(axes, lines, names, first, last):
+    """Each role of a rank's blocks is a band, each block a line in it."""
+    ticks, y = [], 0
+    for rank in sorted({pid for pid, _ in lines}):
+        for role in ROLES:
+            blocks = sorted((int(names[k].split()[0]), k) for k in lines if k[0] == rank and names[k].split(" ", 1)[-1] == role)
+            spans = [(number / len(blocks), s) for number, (_, k) in enumerate(blocks) for s in lines[k] if s[0] >= first and s[1] <= last]
+            if not spans:
+                continue
+            for at, (begin, end, what, _) in spans:
+                axes.barh(y + at, end - begin, 1 / len(blocks), begin - first, color=COLOURS[what], align="edge", linewidth=0)
+            ticks.append((y + 0.5, f"rank {rank}: {role}"))
+            y += 1.1
+        y += 0.3
+    return ticks
+
+
+def main():
+    arguments = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    arguments.add_argument("trace")
+    arguments.add_argument("picture")
+    arguments.add_argument("--case", type=int, default=0)
+    arguments.add_argument("--round", type=int, default=1)
+    a = arguments.parse_args()
+    lines, cases, names = read(a.trace)
+    case = cases[a.case]
+    lines = {k: [s for s in spans if case[0] <= s[0] <= case[1]] for k, spans in lines.items()}
+    first, last = rounds_of(lines)[a.round]
+    blocks = any(name.split(" ", 1)[-1] in ROLES for name in names.values())
+    figure, axes = plt.subplots(figsize=(11, 0.5 + (5.5 if blocks else 0.55 * len(lines))))
+    ticks = (draw_blocks if blocks else draw_threads)(axes, lines, names, first, last)
     axes.set_yticks([at for at, _ in ticks], [name for _, name in ticks])
     axes.invert_yaxis()
     axes.set_xlim(0, last - first)
