@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # A rank of the demo that mpirun has started is killed; what the launcher sees of the rank is a shell, which starts it
 # anew (docs/launchers.md). It finds the others by what PMIx's server keeps, joins, and all write what one rank alone
-# writes. Exit code 77: no mpirun, or a build without PMIx. BUILD=dir SEED=n tests/cli/test_pmix_restart.sh
+# writes. Exit code 77: no mpirun, or a build without PMIx. NODES=n: on so many nodes by name.
+# BUILD=dir SEED=n NODES=n tests/cli/test_pmix_restart.sh
 BUILD=${BUILD:-build}
 WITHIN=${WITHIN:-$BUILD/tests/within}
 SEED=${SEED:-1}
+export NODES=${NODES:-}
 MPIRUN=${MPIRUN:-mpirun --enable-recovery --oversubscribe}
 command -v "${MPIRUN%% *}" >/dev/null || exit 77
 "$BUILD/tern" info | grep -q '^pmix *built in$' || exit 77
@@ -15,6 +17,7 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 PRTE_ALLOW_RUN_
 
 cat >"$tmp/again" <<'END'
 export TERN_RESTARTS=0
+[ -z "$NODES" ] || export TERN_NODE=$((PMIX_RANK * NODES / 4))
 while
 	"$@" >>"$PIDS/out" & # mpirun gives rank 0 a terminal
 	echo $! >"$PIDS/$PMIX_RANK.$TERN_RESTARTS"
