@@ -15,10 +15,11 @@ import tern_ep as tern
 PROGRAM = Path(__file__).with_name("joining.py")
 
 
-@pytest.mark.parametrize("own", [False, True])
-def test_takes_its_place_again(own: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("own", "nodes"), [(False, "1"), (True, "1"), (True, "2")])
+def test_takes_its_place_again(own: bool, nodes: str, tmp_path: Path) -> None:
     folder = [str(tmp_path)] if own else []
-    done = run([command(), "run", "-n", "4", "--elastic", "--restart", "1", "--", sys.executable, str(PROGRAM), *folder])
+    where = ["--nodes", nodes, "--by-name"]
+    done = run([command(), "run", "-n", "4", *where, "--elastic", "--restart", "1", "--", sys.executable, str(PROGRAM), *folder])
     assert done.returncode == 0, done.stderr
     # Not by lines: a line's end may be a write of its own.
     assert (done.stdout.count("joined"), done.stdout.count("went on")) == (1, 3), done.stdout

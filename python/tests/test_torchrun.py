@@ -4,6 +4,7 @@ them: one is killed, is started anew, and it takes its place again. Skipped wher
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -76,14 +77,15 @@ def container(_: int) -> List[str]:
     return ["sh", "-c", 'unshare --mount "$@" || unshare --mount "$@"', "kubelet", sys.executable]
 
 
-@pytest.mark.parametrize("launcher", [torchrun, container])
-def test_brings_a_rank_back(launcher: Callable[[int], List[str]]) -> None:
+@pytest.mark.parametrize(("launcher", "nodes"), [(torchrun, 1), (container, 1), (torchrun, 2)])
+def test_brings_a_rank_back(launcher: Callable[[int], List[str]], nodes: int) -> None:
     if launcher is container and subprocess.run(["unshare", "--mount", "true"], check=False).returncode:
         pytest.skip("no namespaces can be made here")
     meeting = store()
     agents = [
         subprocess.Popen(
             launcher(r) + [str(PROGRAM), "127.0.0.1", str(meeting.port), str(r)],
+            env={**os.environ, "TERN_NODE": str(r * nodes // RANKS)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
