@@ -3,7 +3,8 @@
  * that was killed. Four processes, two a GPU, which map each other's windows as exchanges do. One
  * is killed; when its pipe hangs up the others, or some of them, make calls.
  *
- *   tern-lab-teardown [REPEATS [MIB]]     3 of each, windows of 64 MiB
+ *   tern-lab-teardown [REPEATS [MIB [FIRST]]]
+ *                                  3 of each, windows of 64 MiB, from the first of acts[] on
  */
 #include <cudaTypedefs.h>
 #include <cuda_runtime.h>
@@ -51,13 +52,17 @@ enum act {
 	CHANGE,     /* what a change of view does, once */
 	PREPARED,   /* of that what is left if memory was made and passed before */
 	CHANGE_AT_REST,
+	LOOP_FROM_KILL, /* as the first, but that nobody waits for the pipe */
+	LAUNCHES_FROM_KILL,
+	CHANGE_FROM_KILL,
 	NR_ACTS
 };
 
 static const char *const acts[NR_ACTS] = {"all calls, by three", "the same, nobody killed",
 	"launches and copies alone", "all calls, by one on the other GPU",
 	"all calls, by the one on its GPU", "a change", "a change, prepared",
-	"a change, nobody killed"};
+	"a change, nobody killed", "all calls, by three, from the kill on",
+	"launches and copies alone, from the kill on", "a change, from the kill on"};
 
 struct timed {
 	uint32_t call;
@@ -69,7 +74,7 @@ struct shared {
 	volatile uint64_t kill_ns;
 	int nr[RANKS];
 	struct timed calls[RANKS][MOST];
-	float change_us[RANKS];
+	float change_us[RANKS], hung_up_us[RANKS];
 };
 
 struct window {
@@ -81,6 +86,7 @@ struct window {
 static struct shared *shared;
 static size_t bytes;
 static enum act act;
+static unsigned turn; /* of the repeats: a change from the kill on begins 4 ms later each time */
 static int me, sockets[RANKS][RANKS][2], pipes[RANKS][2];
 static struct window own, others[RANKS];
 static CUmemAllocationProp prop;
@@ -128,6 +134,24 @@ static __global__ void count(uint64_t *at)
 }
 
 /* ---- calls that are timed -------------------------------------------------------------------- */
+
+static bool waits_for_pipe(void)
+{
+	return act != AT_REST && act != CHANGE_AT_REST && act < LOOP_FROM_KILL;
+}
+
+static bool is_change(enum act a)
+{
+	return a == CHANGE || a == PREPARED || a == CHANGE_AT_REST || a == CHANGE_FROM_KILL;
+}
+
+static void look_at_pipe(int wait_ms)
+{
+	struct pollfd p = {.fd = pipes[VICTIM][0], .events = POLLIN};
+
+	if (!shared->hung_up_us[me] && poll(&p, 1, wait_ms) == 1)
+		shared->hung_up_us[me] = (float)(now_ns() - shared->kill_ns) / 1e3f;
+}
 
 static void note(enum call call, uint64_t begun)
 {
@@ -229,11 +253,10 @@ static void change(bool prepared)
 	__sync_fetch_and_add(&shared->nr_ready, 1);
 	while (!shared->kill_ns)
 		;
-	if (act != CHANGE_AT_REST) {
-		struct pollfd p = {.fd = pipes[VICTIM][0], .events = POLLIN};
-
-		poll(&p, 1, -1);
-	}
+	if (waits_for_pipe())
+		look_at_pipe(-1);
+	if (act == CHANGE_FROM_KILL)
+		usleep(turn * 4000);
 	shared->nr[me] = 0;
 	begun = now_ns();
 	for (int r = 0; r < RANKS; r++) {
@@ -346,23 +369,23 @@ static bool takes_part(void)
 
 static void live_on(void)
 {
-	struct pollfd p = {.fd = pipes[VICTIM][0], .events = POLLIN};
 	uint64_t begun;
 
 	all_calls();
-	if (act >= CHANGE) {
+	if (is_change(act)) {
 		change(act == PREPARED);
 		return;
 	}
 	__sync_fetch_and_add(&shared->nr_ready, 1);
 	while (!shared->kill_ns)
 		;
-	if (act != AT_REST)
-		poll(&p, 1, -1);
+	if (waits_for_pipe())
+		look_at_pipe(-1);
 	shared->nr[me] = 0;
 	begun = now_ns();
 	while (takes_part() && now_ns() - begun < LOOP_NS) {
-		if (act != LAUNCHES)
+		look_at_pipe(0);
+		if (act != LAUNCHES && act != LAUNCHES_FROM_KILL)
 			all_calls();
 		launch();
 		copy();
@@ -410,9 +433,15 @@ static void tell_rank(int r)
 			last_slow = t->at_us + t->us;
 	}
 	printf("  rank %d on GPU %d (its): %s; %d calls from %.2f ms on; the last slow one ended "
-	       "at %.1f ms\n",
+	       "at "
+	       "%.1f ms; the pipe hung up at %.1f\n",
 		r, r / 2, r / 2 == VICTIM / 2 ? "yes" : "no", shared->nr[r], first / 1e3,
-		last_slow / 1e3);
+		last_slow / 1e3, shared->hung_up_us[r] / 1e3);
+	for (int i = 0; i < shared->nr[r]; i++)
+		if (shared->calls[r][i].us >= SLOW_US)
+			printf("    slow: %s, from %.1f ms, for %.1f ms\n",
+				names[shared->calls[r][i].call], shared->calls[r][i].at_us / 1e3,
+				shared->calls[r][i].us / 1e3);
 	for (int c = 0; c < NR_CALLS; c++) {
 		float sum = 0;
 		int nr = 0;
@@ -463,7 +492,7 @@ static void play(int repeat)
 	kill(pids[VICTIM], SIGKILL);
 	waitpid(pids[VICTIM], NULL, 0);
 	printf("%s, %d:", acts[act], repeat);
-	if (act >= CHANGE)
+	if (is_change(act))
 		printf(" %.1f, %.1f and %.1f ms", shared->change_us[0] / 1e3,
 			shared->change_us[1] / 1e3, shared->change_us[2] / 1e3);
 	printf("\n");
@@ -480,9 +509,10 @@ int main(int argc, char **argv)
 	bytes = (size_t)(argc > 2 ? atoi(argv[2]) : 64) << 20;
 	shared = (struct shared *)mmap(
 		NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	for (int a = 0; a < NR_ACTS; a++)
+	for (int a = argc > 3 ? atoi(argv[3]) : 0; a < NR_ACTS; a++)
 		for (int i = 0; i < repeats; i++) {
 			act = (enum act)a;
+			turn = (unsigned)i;
 			play(i + 1);
 		}
 	return 0;
