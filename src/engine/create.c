@@ -228,7 +228,7 @@ static int set_up_known(struct creation *c, const struct engine_networks *networ
 		c->setup.networks[n] =
 			(struct engine_network){.nr_nics = networks->each[n].nr_nics};
 		for (uint32_t i = 0; i < c->list.nr; i++)
-			if (!strcmp(c->list.name[i], networks->each[n].name) &&
+			if (!strncmp(c->list.name[i], networks->each[n].name, OFFER_NAME) &&
 				c->list.each[i].nr_nics == networks->each[n].nr_nics &&
 				!mine.each[i].cause[0]) {
 				c->setup.networks[n] = c->list.each[i];
