@@ -341,22 +341,28 @@ int newcomer_enter_one(tern_group *group, int rank)
 	return rc;
 }
 
-/* Members of other nodes may not know whether the one that had the place lives. Who opens its own
- * door does. */
+/* Members of other nodes may not know whether the one that has the place lives. If it opens its
+ * door it does. Who has been left out has no say in it. */
 static int check_place(tern_group *group)
 {
+	struct newcomer *n = group->newcomer;
 	struct join_card card;
-	int rc = find_card(group, group->rank, &card), socket, fds[LOCAL_FDS];
-	bool is_far = !rc && strncmp(card.node, group->me->node, NODE_TEXT) != 0;
+	int rc, socket, fds[LOCAL_FDS];
+	bool is_far;
 
+	if (n->known || clock_ns() - n->looked_ns < LOOK_NS)
+		return 0;
+	rc = find_card(group, group->rank, &card);
+	is_far = !rc && strncmp(card.node, group->me->node, NODE_TEXT) != 0;
 	rc = rc ? rc : call(group, &card, is_far, group->rank, &socket);
+	n->looked_ns = clock_ns();
 	if (rc)
 		return rc < 0 ? rc : 0;
-	rc = knock(group, &card, group->rank, is_far, socket,
-		at_most(newcomer_left_ms(group->newcomer), END_MS), fds);
+	rc = knock(group, &card, group->rank, is_far, socket, at_most(newcomer_left_ms(n), END_MS),
+		fds);
 	local_close_fds(fds);
 	close(socket);
-	return rc < 0 ? rc : 0;
+	return rc == TERN_ERR_STATE ? rc : 0;
 }
 
 /* ---- which view there is --------------------------------------------------------------------- */
@@ -437,12 +443,11 @@ static int enter_once(tern_group *group)
 int newcomer_enter_all(tern_group *group)
 {
 	struct newcomer *n = group->newcomer;
-	int rc = check_place(group), missing;
+	int rc, missing;
 
-	if (rc)
-		return rc;
 	for (;;) {
 		rc = enter_once(group);
+		rc = rc ? rc : check_place(group);
 		if (rc)
 			return rc;
 		if (n->known && (newcomer_look_around(group) & AGREEMENT_EXPELLED))

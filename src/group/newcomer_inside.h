@@ -21,7 +21,8 @@ struct newcomer {
 	uint32_t round;
 	uint64_t numbers[JOIN_MOST_EXCHANGES]; /* of the exchanges that are there to be made */
 	uint32_t nr_numbers, next, prefix;
-	uint64_t looked_ns;          /* when a door was asked which view there is */
+	uint64_t looked_ns;          /* when a door was asked which view there is, or that of its
+					own place */
 	struct join_message message; /* one at a time: asked, and answered */
 	struct join_coming coming;
 };
