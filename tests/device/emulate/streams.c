@@ -16,23 +16,24 @@ static struct emulated_stream *streams;
 
 /* ---- one at a time, in the order in which they come ------------------------------------------ */
 
+#define NR_QUEUES 64
+
+/* Many ranks wait; who is let in is woken, and nobody else. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t served = PTHREAD_COND_INITIALIZER;
+static pthread_cond_t served[NR_QUEUES] = {[0 ... NR_QUEUES - 1] = PTHREAD_COND_INITIALIZER};
 static uint64_t nr_tickets, serving = 1; /* who has ticket `serving` is inside */
-static uint64_t nr_moves;                /* what those who are outside may wait for */
 
 static void take_ticket(void)
 {
 	uint64_t mine = ++nr_tickets;
 
 	while (serving != mine)
-		pthread_cond_wait(&served, &lock);
+		pthread_cond_wait(&served[mine % NR_QUEUES], &lock);
 }
 
 static void give_ticket(void)
 {
-	serving++;
-	pthread_cond_broadcast(&served);
+	pthread_cond_broadcast(&served[++serving % NR_QUEUES]);
 }
 
 void emulated_enter(void)
@@ -60,25 +61,62 @@ static void let_others_in(void)
 	pthread_mutex_unlock(&lock);
 }
 
-/* Somebody who waits may have reason to look again. */
-static void note_move(void)
+/* Who waits outside, while another thread runs the devices. */
+struct waiter {
+	const struct emulated_stream *stream; /* NULL: all of the device */
+	int device;
+	bool woken;
+	pthread_cond_t wake;
+	struct waiter *next;
+};
+
+static struct waiter *waiters;
+
+static void wake(struct waiter *w)
+{
+	w->woken = true;
+	pthread_cond_signal(&w->wake);
+}
+
+/* What they wait for is there. */
+static void stream_is_empty(const struct emulated_stream *stream)
 {
 	pthread_mutex_lock(&lock);
-	nr_moves++;
-	pthread_cond_broadcast(&served);
+	for (struct waiter *w = waiters; w; w = w->next)
+		if (w->stream ? w->stream == stream : w->device == stream->device)
+			wake(w);
 	pthread_mutex_unlock(&lock);
 }
 
-/* Leaves until another thread has done something, and enters again. */
-static void wait_for_others(void)
+/* Somebody else runs the devices from here on; who finds nothing to wait for wakes the next. */
+static void pass_devices_on(void)
 {
-	uint64_t before;
+	struct waiter *w;
 
 	pthread_mutex_lock(&lock);
-	before = nr_moves;
+	for (w = waiters; w && w->woken; w = w->next)
+		;
+	if (w)
+		wake(w);
+	pthread_mutex_unlock(&lock);
+}
+
+/* Leaves until it is woken, and enters again. */
+static void wait_outside(const struct emulated_stream *stream, int device)
+{
+	struct waiter w = {.stream = stream, .device = device, .wake = PTHREAD_COND_INITIALIZER};
+	struct waiter **at = &waiters;
+
+	pthread_mutex_lock(&lock);
+	while (*at)
+		at = &(*at)->next;
+	*at = &w;
 	give_ticket();
-	while (nr_moves == before)
-		pthread_cond_wait(&served, &lock);
+	while (!w.woken)
+		pthread_cond_wait(&w.wake, &lock);
+	for (at = &waiters; *at != &w; at = &(*at)->next)
+		;
+	*at = w.next;
 	take_ticket();
 	pthread_mutex_unlock(&lock);
 }
@@ -201,7 +239,6 @@ void stream_put(struct emulated_stream *stream, const struct operation *op)
 	changed = true;
 	emulated_moves();
 	order_release(&stream->order);
-	note_move();
 }
 
 /* ---- what runs ------------------------------------------------------------------------------- */
@@ -266,12 +303,12 @@ static void advance(struct emulated_stream *stream)
 		if (!op->done)
 			break;
 		stream->first = op->next;
-		if (!stream->first)
-			stream->end = &stream->first;
 		operation_free(op);
+		if (!stream->first) {
+			stream->end = &stream->first;
+			stream_is_empty(stream);
+		}
 	}
-	if (!op)
-		note_move();
 	/* Programmatic dependent launch. */
 	for (; op && op->launched && op->nr_let == op->nr_blocks && op->next; op = op->next)
 		if (op->next->kind == OPERATION_KERNEL && op->next->early && !op->next->launched)
@@ -355,18 +392,18 @@ void devices_run(void)
 {
 	if (!executing)
 		run_devices();
-	note_move();
+	pass_devices_on();
 }
 
 static void run_until_idle(struct emulated_stream *stream, int device)
 {
 	while (!is_idle(stream, device)) {
 		if (executing)
-			wait_for_others();
+			wait_outside(stream, device);
 		else
 			run_devices();
 	}
-	note_move(); /* somebody else runs the devices now */
+	pass_devices_on();
 }
 
 void stream_wait(struct emulated_stream *stream)
