@@ -66,7 +66,8 @@ __device__ __forceinline__ bool check_way(
 	return way.x < e->max_tokens && !(to & ~all);
 }
 
-/* Low latency's: vectors of a warp, so that lines stay whole. */
+/* Low latency's: vectors of a warp, so that lines stay whole. It has come as a whole, and where it
+ * lies in pinned memory what a warp loads crosses PCIe in lines, which pieces do not. */
 struct forward_low {
 	__device__ __forceinline__ bool operator()(const struct gpu_exchange *e, uint32_t epoch,
 		uint32_t source, uint32_t number, uint4 way) const;
@@ -87,7 +88,7 @@ __device__ __forceinline__ bool forward_low::operator()(const struct gpu_exchang
 #pragma unroll
 		for (uint32_t i = 0; i < FORWARD_PIECES; i++)
 			if (first + i * LANES < nr)
-				v[i] = piece_load(from + (uint64_t)(first + i * LANES) * 16);
+				v[i] = row_load(from + (uint64_t)(first + i * LANES) * 16);
 		for (uint32_t n = 0; n < e->internode->nr_neighbours; n++) {
 			uint8_t *to = e->windows[e->internode->neighbours[n]] + place;
 
