@@ -196,6 +196,7 @@ stage_plain() {
 	# Blocks that note slices of plans, as in groups of many ranks, which have more than a warp has lanes.
 	emulated emulated/device_sliced "$BUILD" TERN_FORCE_SLICES=1 TERN_TEST_WITHOUT=ht_,scales TERN_TEST_DIVISOR=4 TERN_TEST_SEED=2000 TERN_TEST_CASES=6 "$BUILD/tests/device/test_device"
 	emulated emulated/device_many "$BUILD" TERN_FORCE_SLICES=1 TERN_EMULATED_SMS=17 TERN_TEST_WITHOUT=_ TERN_TEST_WIDE=33 TERN_TEST_WIDE_TOKENS=40 TERN_TEST_ROUNDS=2 TERN_TEST_CASES=0 "$BUILD/tests/device/test_device"
+	emulated emulated/device_many_nodes "$BUILD" TERN_TEST_NODES=4 TERN_TRANSPORT=shm TERN_EMULATED_SMS=10 TERN_TEST_WITHOUT=_ TERN_TEST_WIDE=32 TERN_TEST_WIDE_TOKENS=4 TERN_TEST_ROUNDS=2 TERN_TEST_CASES=0 "$BUILD/tests/device/test_device"
 	emulated emulated/place_sliced "$BUILD" TERN_FORCE_SLICES=1 "$BUILD/tests/device/test_place"
 	emulated emulated/hostile_sliced "$BUILD" TERN_FORCE_SLICES=1 TERN_TEST_WITHOUT=count,position,own TERN_TEST_SEED=900 TERN_TEST_CASES=6 "$BUILD/tests/device/test_hostile"
 	emulated emulated/schedules_sliced "$BUILD" TERN_FORCE_SLICES=1 TERN_TEST_SEED=700 TERN_TEST_CASES=8 "$BUILD/tests/emulated/test_schedules"

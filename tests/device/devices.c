@@ -14,6 +14,7 @@
 #include "group/group.h"
 #include "tests/device/copying.h"
 #include "tests/exchange/expected_stats.h"
+#include "tests/late.h"
 
 const struct bench_device_ops *devices_open(int *nr_devices)
 {
@@ -132,8 +133,8 @@ static void check_engine_bytes(struct rank *rank, const struct device_rounds *ro
 {
 	struct tern_stats stats = {.size = sizeof(stats)};
 	struct tern_engine *engine = device_engine(rounds->moe);
-	struct engine_traffic all[64];
-	uint64_t end_ns = clock_ns() + 5000000000u, bytes;
+	struct engine_traffic all[GPU_MAX_RANKS];
+	uint64_t from_ns = clock_ns(), bytes;
 
 	if (!engine)
 		return;
@@ -143,7 +144,8 @@ static void check_engine_bytes(struct rank *rank, const struct device_rounds *ro
 			rank_fails(rank, "%s", tern_last_error());
 		for (int r = 0; r < rank->nr_ranks; r++)
 			bytes += all[r].bytes;
-	} while (bytes != stats.engine_bytes && clock_ns() < end_ns && !*rank->failure);
+	} while (
+		bytes != stats.engine_bytes && passed_ns(from_ns) < 5000000000u && !*rank->failure);
 	if (bytes != stats.engine_bytes)
 		rank_fails(rank, "engine_bytes is %llu; the engine has written %llu",
 			(unsigned long long)stats.engine_bytes, (unsigned long long)bytes);

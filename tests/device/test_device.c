@@ -11,9 +11,11 @@
  * TERN_TEST_WIDE_TOKENS (256). TERN_TEST_RANKS: at most so many (8); TERN_TEST_SHARING: so many
  * slots of ranks on a device (16).
  */
+#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
 
 #include "testkit/draw.h"
@@ -589,6 +591,37 @@ struct test {
 	uint32_t most_tokens; /* 0: four, of all ranks */
 };
 
+/* Hundreds of proxies that look for news five thousand times a second leave two cores nothing for
+ * the kernels: they take what is left. */
+static void proxies_step_aside(void)
+{
+	DIR *tasks = opendir("/proc/self/task");
+	struct dirent *task;
+
+	while (tasks && (task = readdir(tasks))) {
+		char path[300], name[16] = "";
+		FILE *comm;
+
+		snprintf(path, sizeof(path), "/proc/self/task/%s/comm", task->d_name);
+		comm = fopen(path, "r");
+		if (comm && fgets(name, sizeof(name), comm) && !strcmp(name, "tern-proxy\n"))
+			sched_setscheduler(
+				atoi(task->d_name), SCHED_IDLE, &(struct sched_param){0});
+		if (comm)
+			fclose(comm);
+	}
+	if (tasks)
+		closedir(tasks);
+}
+
+static void wide_body(struct rank *rank)
+{
+	ranks_meet(rank);
+	if (!rank->rank)
+		proxies_step_aside();
+	body(rank);
+}
+
 /* As many ranks as there are settings for, in exchanges made for far more than is sent; both modes.
  */
 static int wide_group(uint32_t nr_ranks)
@@ -596,10 +629,13 @@ static int wide_group(uint32_t nr_ranks)
 	int bad = 0;
 
 	for (int mode = TERN_LOW_LATENCY; mode <= TERN_HIGH_THROUGHPUT && !bad; mode++) {
+		const char *name = mode == TERN_LOW_LATENCY ? "low latency" : "high throughput";
 		const char *failure;
 		struct reason why;
 		struct job job;
 
+		if (devices_without(name))
+			continue;
 		small_job(&job, nr_ranks);
 		job.nr_tokens = 2;
 		job.routing.uneven = true;
@@ -611,10 +647,9 @@ static int wide_group(uint32_t nr_ranks)
 		job.config.wait_ms = 60000;
 		if (job_open(&job, &why))
 			return 1;
-		failure = run_ranks((int)nr_ranks, body, &job);
+		failure = run_ranks((int)nr_ranks, wide_body, &job);
 		bad = failure != NULL;
-		printf("%s - wide_group, %s, %u ranks%s%s\n", bad ? "not ok" : "ok",
-			mode == TERN_LOW_LATENCY ? "low latency" : "high throughput", nr_ranks,
+		printf("%s - wide_group, %s, %u ranks%s%s\n", bad ? "not ok" : "ok", name, nr_ranks,
 			bad ? ": " : "", bad ? failure : "");
 		job_close(&job);
 	}

@@ -7,10 +7,10 @@
 #include "tests/device/emulate/inside.h"
 
 #define LINE_BYTES 128
-#define MOST_UNDER_WAY 4096 /* within a pass */
-#define MOST_LEFT 512       /* after it */
-#define ONE_RESTS 64        /* of so many groups */
-#define LINE_SLOTS 4096
+#define MOST_UNDER_WAY 16384 /* within a pass: a line for each of 256 ranks, many times */
+#define MOST_LEFT 512        /* after it */
+#define ONE_RESTS 64         /* of so many groups */
+#define LINE_SLOTS 65536
 
 enum scope {
 	SCOPE_LANE,
