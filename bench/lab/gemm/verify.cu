@@ -101,10 +101,12 @@ static void draw_rows(struct product *p, uint32_t most)
 	for (uint32_t e = 0; e < p->experts; e++) {
 		uint32_t kind = below(4);
 
-		p->counts[e] = hot         ? (e == the_hot ? most : below(3))
-			       : kind == 0 ? 0
-			       : kind == 1 ? 1
-					   : below(most + 1);
+		if (kind == 2 && most > 300) /* two tiles and some rows */
+			kind = 240 + below(64);
+		p->counts[e] = hot        ? (e == the_hot ? most : below(3))
+			       : kind > 3 ? kind
+			       : kind > 1 ? below(most + 1)
+					  : kind;
 		p->offsets[e] = p->rows;
 		p->rows += p->counts[e] + (gaps ? below(9) : 0);
 	}
@@ -377,6 +379,7 @@ static void check_product(const struct product *p, struct errors *errors)
 /* Case 0 to 3: one tile, so that a mistake shows at once. */
 static void draw_case(struct product *p, uint32_t i, bool exact)
 {
+	bool many = i % 5 == 4; /* rows: several tiles of them */
 	uint32_t whole;
 
 	p->dtype = i % 2 ? LAYER_FP8 : LAYER_BF16;
@@ -384,9 +387,11 @@ static void draw_case(struct product *p, uint32_t i, bool exact)
 	p->exact = exact;
 	whole = p->dtype == LAYER_FP8 ? 128 : 8;
 	p->experts = i < 4 ? 1 : i % 16 < 4 ? 64 + below(192) : 1 + below(9);
-	p->m = i < 4 ? 128 : whole * (1 + below(p->experts > 9 ? 256 / whole : 640 / whole));
-	p->k = i < 4 ? 128 : whole * (1 + below(p->experts > 9 ? 256 / whole : 1280 / whole));
-	draw_product(p, i < 4 ? 8 : p->experts > 9 ? 12 : i % 3 ? 40 : 300);
+	if (many)
+		p->experts = 1 + below(3);
+	p->m = i < 4 ? 128 : whole * (1 + below((p->experts > 9 || many ? 384 : 640) / whole));
+	p->k = i < 4 ? 128 : whole * (1 + below((p->experts > 9 || many ? 384 : 1280) / whole));
+	draw_product(p, i < 4 ? 8 : many ? 1000 : p->experts > 9 ? 12 : i % 3 ? 40 : 300);
 }
 
 static int verify_cases(uint32_t cases, bool exact)

@@ -89,8 +89,8 @@ template <class T, int N>
 static __device__ void multiply_half(float *d, const struct shared_memory *mine, uint32_t stage,
 	uint32_t group, int half, int add)
 {
-	uint64_t a = operand_at(mine->weights[stage] + half * HALF_BYTES + group * 64 * 128);
-	uint64_t b = operand_at(mine->rows[stage]);
+	uint32_t a = operand_at(mine->weights[stage] + half * HALF_BYTES + group * 64 * 128);
+	uint32_t b = operand_at(mine->rows[stage]);
 
 #pragma unroll
 	for (int i = 0; i < 4; i++)
@@ -177,7 +177,7 @@ static __device__ void multiply_wide(const struct layer_args *args, struct share
 	float d[64];
 
 	for (uint32_t k = 0; k < args->k_blocks; k++, go_on(place)) {
-		uint64_t a = operand_at(mine->rows[place->stage] + seat->group * 64 * 128);
+		uint32_t a = operand_at(mine->rows[place->stage] + seat->group * 64 * 128);
 		float of_weights[2];
 
 		take_scales(weights_scales, k, args->k_blocks, of_weights);
@@ -188,7 +188,7 @@ static __device__ void multiply_wide(const struct layer_args *args, struct share
 
 #pragma unroll
 		for (int half = 0; half < 2; half++) {
-			uint64_t b = operand_at(mine->weights[place->stage] + half * HALF_BYTES);
+			uint32_t b = operand_at(mine->weights[place->stage] + half * HALF_BYTES);
 			float s0 = scale0 * of_weights[half], s1 = scale1 * of_weights[half];
 
 			hold_registers(d);

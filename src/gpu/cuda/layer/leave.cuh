@@ -5,18 +5,19 @@
 
 #include "gpu/cuda/layer/ring.cuh"
 
+static __device__ float activated(enum layer_activation activation, float gate, float up)
+{
+	/* A divisor beyond 2^126 makes it 0, where the quotient is some 1e-36. */
+	return (activation == LAYER_SWIGLU ? __fdividef(gate, 1.0f + __expf(-gate)) : gate) * up;
+}
+
 /* acc[0] becomes what gate and up make. */
 template <int N>
 static __device__ void activate(enum layer_activation activation, float (*acc)[N / 2])
 {
 #pragma unroll
-	for (int i = 0; i < N / 2; i++) {
-		float gate = acc[0][i];
-
-		if (activation == LAYER_SWIGLU)
-			gate = gate / (1.0f + __expf(-gate));
-		acc[0][i] = gate * acc[1][i];
-	}
+	for (int i = 0; i < N / 2; i++)
+		acc[0][i] = activated(activation, acc[0][i], acc[1][i]);
 }
 
 /* The largest magnitude of each row's 128 outputs, of 8 warps. */

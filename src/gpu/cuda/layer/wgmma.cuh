@@ -128,36 +128,42 @@ template <int COUNT> static __device__ void hold_registers(float (&d)[COUNT])
 /* Rows of 128 bytes, 1024-aligned groups of 8 rows, swizzled as CU_TENSOR_MAP_SWIZZLE_128B does:
  * bits 0-13 address / 16; 16-29 leading offset, which this swizzle does not read; 32-45 the next
  * 8 rows, 1024 / 16; 62-63 the swizzle, 1 for 128 bytes. Adding 2 goes 32 bytes along the rows.
+ * These are the lower 32 bits; the upper ones are the same for all.
  */
-static __device__ uint64_t operand_at(const void *p)
+static __device__ uint32_t operand_at(const void *p)
 {
-	return ((uint64_t)(shared_address(p) >> 4) & 0x3fff) | (uint64_t)1 << 16 |
-	       (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+	return (shared_address(p) >> 4 & 0x3fff) | 1 << 16;
 }
+
+#define OPERAND_HIGH "0x40000040"
 
 /* wgmma<T, N>(d, a, b, add): d [64][N] = a [64][32 bytes] x b [N][32 bytes] transposed, plus d if
  * add. Thread t of the warpgroup holds rows 16 * (t / 32) + t % 32 / 4 (+ 8) and columns
  * 8 * j + t % 4 * 2 (+ 1): d[4 * j + 2 * (+ 8) + (+ 1)].
  */
-template <class T, int N> static __device__ void wgmma(float *d, uint64_t a, uint64_t b, int add);
+template <class T, int N> static __device__ void wgmma(float *d, uint32_t a, uint32_t b, int add);
 
 /* clang-format off */
 #define WGMMA(N, REGISTERS, A, B, ADD, ...)                                                    \
 	template <> __device__ __forceinline__ void wgmma<__nv_fp8_e4m3, N>(                   \
-		float *d, uint64_t a, uint64_t b, int add)                                     \
+		float *d, uint32_t a, uint32_t b, int add)                                     \
 	{                                                                                      \
 		asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                  \
+			     ".reg .b64 a, b;\nmov.b64 a, {" A ", " OPERAND_HIGH "};\n"        \
+			     "mov.b64 b, {" B ", " OPERAND_HIGH "};\n"                         \
 			     "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 "       \
-			     "{" REGISTERS "}, " A ", " B ", p, 1, 1;\n}"                      \
-			     : __VA_ARGS__ : "l"(a), "l"(b), "r"(add));                        \
+			     "{" REGISTERS "}, a, b, p, 1, 1;\n}"                              \
+			     : __VA_ARGS__ : "r"(a), "r"(b), "r"(add));                        \
 	}                                                                                      \
 	template <> __device__ __forceinline__ void wgmma<__nv_bfloat16, N>(                   \
-		float *d, uint64_t a, uint64_t b, int add)                                     \
+		float *d, uint32_t a, uint32_t b, int add)                                     \
 	{                                                                                      \
 		asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                  \
+			     ".reg .b64 a, b;\nmov.b64 a, {" A ", " OPERAND_HIGH "};\n"        \
+			     "mov.b64 b, {" B ", " OPERAND_HIGH "};\n"                         \
 			     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 "       \
-			     "{" REGISTERS "}, " A ", " B ", p, 1, 1, 0, 0;\n}"                \
-			     : __VA_ARGS__ : "l"(a), "l"(b), "r"(add));                        \
+			     "{" REGISTERS "}, a, b, p, 1, 1, 0, 0;\n}"                        \
+			     : __VA_ARGS__ : "r"(a), "r"(b), "r"(add));                        \
 	}
 #define D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define D16(i) D4(i), D4(i + 4), D4(i + 8), D4(i + 12)
