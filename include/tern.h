@@ -647,7 +647,9 @@ struct tern_combine {
 	uint64_t tag;        /* elastic, with a plan and no round under way: as tern_dispatch.tag */
 	uint32_t gated; /* not 0: y's rows are waited for tile by tile, until each has so many marks
 			   of tern_tile_done: see "gates" */
-	uint32_t reserved;
+	uint32_t no_floats; /* not 0: no rank's combine of this round has floats or out_floats,
+			       although combine_floats was set; the same on all ranks. It spares a
+			       kernel on devices */
 };
 
 /* Sends each token once to every rank that holds one of its experts. Waits only in high-throughput

@@ -209,7 +209,7 @@ class tern_combine(Structure):
         ("out_floats", c_void_p),
         ("tag", c_uint64),
         ("gated", c_uint32),
-        ("reserved", c_uint32),
+        ("no_floats", c_uint32),
     ]
 
 

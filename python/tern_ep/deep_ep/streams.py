@@ -38,16 +38,19 @@ def check_capture(on_device: bool, begun_in_graph: bool) -> None:
 class Call:
     """What runs inside belongs to one call, of which `finish` makes the event. On the CPU it has ended then."""
 
-    __slots__ = ("stream", "_apart")
+    __slots__ = ("stream", "current", "_apart")
 
-    def __init__(self, stream: Any, apart: bool):
-        self.stream, self._apart = stream, apart
+    def __init__(self, stream: Any, current: Any, apart: bool):
+        self.stream, self.current, self._apart = stream, current, apart
 
     def __enter__(self) -> "Call":
         return self
 
     def __exit__(self, *_: object) -> None:
         pass
+
+    def wait_for(self, stream: Any) -> None:
+        """For what is on that stream, and on the caller's, so far."""
 
     def finish(self, inputs: Tensors, outputs: Tensors) -> EventOverlap:
         return EventOverlap(EventHandle() if self._apart else None)
@@ -57,29 +60,34 @@ class OnCpu:
     comm: Any = None
 
     def call(self, previous_event: Any = None, apart: bool = False, stream: Any = None) -> Call:
-        return Call(None, apart)
+        return Call(None, None, apart)
 
 
 class CallOnCuda(Call):
-    __slots__ = ("_on", "_current", "_captured")
+    __slots__ = ("_on", "_captured")
 
     def __init__(self, on: "OnCuda", stream: Any, current: Any, apart: bool, captured: bool):
-        self.stream, self._apart = stream, apart
-        self._on, self._current, self._captured = on, current, captured
+        super().__init__(stream, current, apart)
+        self._on, self._captured = on, captured
 
     def __enter__(self) -> Call:
-        if self.stream is not self._current:
+        if self.stream is not self.current:
             torch.cuda.set_stream(self.stream)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.stream is not self._current:
-            torch.cuda.set_stream(self._current)
+        if self.stream is not self.current:
+            torch.cuda.set_stream(self.current)
         self._on.leave(self.stream, self._captured)
+
+    def wait_for(self, stream: Any) -> None:
+        for other in (stream, None if self.current is stream else self.current):
+            if other is not None and other is not self.stream and other != self.stream:
+                self.stream.wait_stream(other)
 
     def finish(self, inputs: Tensors, outputs: Tensors) -> EventOverlap:
         """Memory of one stream that another uses is not given to others before that one has got so far."""
-        stream, current = self.stream, self._current
+        stream, current = self.stream, self.current
         if stream is not current:
             for tensor in inputs:
                 if tensor is not None:

@@ -486,7 +486,7 @@ pub struct tern_combine {
     pub out_floats: *mut f32,
     pub tag: u64,
     pub gated: u32,
-    pub reserved: u32,
+    pub no_floats: u32,
 }
 impl Default for tern_combine {
     fn default() -> Self {

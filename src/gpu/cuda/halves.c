@@ -309,7 +309,7 @@ static int put_beside(struct device_exchange *x, const struct device_call *call)
 		rc = cuda_check(combine_weights_launch(
 					&s->combine, &s->ht, &s->beside, nr_blocks, call->stream),
 			"the kernel of a combine's weights");
-	if (!rc && x->config.combine_floats)
+	if (!rc && x->config.combine_floats && !s->beside.no_floats)
 		rc = cuda_check(combine_floats_launch(
 					&s->combine, &s->ht, &s->beside, nr_blocks, call->stream),
 			"the kernel of a combine's floats");
@@ -329,6 +329,7 @@ static void take_combined(
 	c->late_weights = c->late ? args->topk_weights : NULL;
 	c->late_tokens = s->dispatch.nr_tokens;
 	s->beside.weights = c->late ? NULL : args->topk_weights;
+	s->beside.no_floats = args->no_floats;
 	s->beside.floats = args->floats;
 	s->beside.out_floats = args->out_floats;
 }
