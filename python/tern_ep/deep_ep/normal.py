@@ -74,6 +74,10 @@ class Rows(NamedTuple):
         scale = Scale.UE8M0 if self.packed else Scale.FP32
         return dict(hidden=self.x.shape[1], x_dtype=Dtype.FP8_E4M3, dispatch_dtype=Dtype.FP8_E4M3, scale=scale)
 
+    def form(self) -> Tuple[Any, ...]:
+        """What those settings follow from."""
+        return self.x.dtype, self.packed, self.x.shape[1]
+
     def like(self, nr: int) -> "Rows":
         """New ones."""
         scales = None if self.scales is None else self.scales.new_empty((nr, self.scales.shape[1]))
@@ -89,8 +93,8 @@ class Rows(NamedTuple):
 class Route:
     """Where a dispatch's rows went, for as long as a handle is held."""
 
-    def __init__(self, plan: Plan, ids: Any, nr_rows: int, nr_tokens: int, ended: Deque[Plan]):
-        self.plan = plan
+    def __init__(self, plan: Plan, form: Tuple[Any, ...], ids: Any, nr_rows: int, nr_tokens: int, ended: Deque[Plan]):
+        self.plan, self.form = plan, form
         self.config: Config = plan.exchange.config
         self.ids = ids
         self.nr_rows, self.nr_tokens = nr_rows, nr_tokens
@@ -397,7 +401,7 @@ class Normal:
         else:
             ids, weights = self._ids_of_ranks(in_rank), None
         experts, wide = nr_experts if topk else 0, None
-        key = (rows.x.device, experts, topk, worst, *rows.changes().values())
+        key = (rows.x.device, experts, topk, worst, *rows.form())
         if worst:
             sizes = self._worst(rows, worst)
             moe, wide = self._exchange(key, rows, topk, experts, sizes, worst), ids.new_empty((worst, topk))
@@ -406,7 +410,7 @@ class Normal:
             moe, slot, received, sizes = self._round(key, rows, ids, weights, topk, experts, (by_rank, by_expert), alignment, sms, call)
         taken, recv_weights = self._taken(moe, slot, received, rows, sizes.nr_rows, call)
         extent = moe._slots[slot].extent
-        route = Route(moe.plan(slot), ids.clone(), sizes.nr_rows, nr, self._ended)
+        route = Route(moe.plan(slot), rows.form(), ids.clone(), sizes.nr_rows, nr, self._ended)
         self._begun(moe, slot, route.plan)
         recv_ids = None
         if topk:
@@ -465,10 +469,9 @@ class Normal:
 
     def _plan(self, route: Route, rows: Rows, sms: int) -> Plan:
         """For rows of another type or width: of a round with the same ids, whose rows come to the same places."""
-        changes = rows.changes()
-        if all(getattr(route.config, name) == value for name, value in changes.items()):
+        if rows.form() == route.form:
             return route.plan
-        config = dataclasses.replace(route.config, **changes)
+        config = dataclasses.replace(route.config, **rows.changes())
         plan = route.others.get(config)
         if plan is None:
             moe = self._ready(self._exchanges.get(config), sms)
