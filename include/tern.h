@@ -464,9 +464,12 @@ struct tern_moe_config {
 				  is unweighted: they go to the experts' ranks ahead of the sums,
 				  and its first half waits for those of others. Devices of one
 				  node that reach each other over NVLink, low latency, rows by
-				  expert, results of
-				  BF16, not elastic, no gates, replica_ranks 1 */
-	uint32_t reserved;
+				  expert, results of BF16, not elastic, no gates, replica_ranks 1
+				*/
+	uint32_t slots_in_turn; /* not 0: on devices, kernels of different slots never run at the
+				   same time, as the caller puts all of them on one stream, or lets
+				   each wait for the one before it: so each may take the whole
+				   device. Else they share it out, and none begins early */
 };
 
 TERN_API void tern_moe_config_init_sized(struct tern_moe_config *config, size_t size);

@@ -115,7 +115,7 @@ class tern_moe_config(Structure):
         ("replicas", c_uint32),
         ("gate_rows", c_uint32),
         ("late_weights", c_uint32),
-        ("reserved", c_uint32),
+        ("slots_in_turn", c_uint32),
     ]
 
 

@@ -222,6 +222,7 @@ class LowLatency:
             dispatch_dtype=Dtype.BF16 if scale == Scale.NONE else Dtype.FP8_E4M3,
             scale=scale,
             nr_slots=_SLOTS,
+            slots_in_turn=True,
             wait_ms=self._exchanges.wait_ms,
             device=device,
             caller_output=device != Device.CPU,

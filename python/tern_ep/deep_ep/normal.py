@@ -267,6 +267,7 @@ class Normal:
             weights=Weights.PASS,
             combine_dtype=Dtype.BF16,
             capacity=capacity,
+            slots_in_turn=True,
             nr_slots=nr_slots(rows.x.shape[1] * rows.x.element_size(), capacity),
             combine_floats=topk > 0,
             wait_ms=self._exchanges.wait_ms,

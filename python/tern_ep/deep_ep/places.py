@@ -84,5 +84,10 @@ class Places:
         if place is None or place.address != self._moe._slots[slot].received.x:
             place = self._places[slot] = Place(self._moe, slot, received)
         place.stream = call.current
-        x, scales, weights = (None if tensor is None else tensor.narrow(0, 0, nr_rows) for tensor in place.tensors)
+        x, scales, weights = (None if tensor is None else _first(tensor, nr_rows) for tensor in place.tensors)
         return x, scales, weights
+
+
+def _first(tensor: Any, nr_rows: int) -> Any:
+    """Rows of its memory, as a tensor that is nobody's view: autograd would not let its functions hand out one and others write to it."""
+    return tensor.new_empty(0).set_(tensor.untyped_storage(), 0, (nr_rows, tensor.shape[1]), tensor.stride())

@@ -336,7 +336,7 @@ pub struct tern_moe_config {
     pub replicas: u32,
     pub gate_rows: u32,
     pub late_weights: u32,
-    pub reserved: u32,
+    pub slots_in_turn: u32,
 }
 impl Default for tern_moe_config {
     fn default() -> Self {
