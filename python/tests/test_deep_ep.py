@@ -51,6 +51,10 @@ def test_sizes() -> None:
     run(4, "sizes")
 
 
+def test_held() -> None:
+    run(3, "held")
+
+
 def test_refused() -> None:
     run(3, "refused")
 
@@ -60,7 +64,7 @@ def test_communicator() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-@pytest.mark.parametrize("part", ["normal", "sizes", "low_latency", "graphs"])
+@pytest.mark.parametrize("part", ["normal", "sizes", "held", "low_latency", "graphs"])
 def test_on_gpus(part: str) -> None:
     run(2, part, device="cuda")
 
