@@ -152,7 +152,8 @@ class Lane:
         """unpacked: scales are powers of two, and handed out as floats."""
         found = self._results.get((slot, unpacked))
         if found is None:
-            found = Results(self, slot, unpacked)
+            with _tensors(self.moe).lasting():
+                found = Results(self, slot, unpacked)
             if found.bytes <= _MOST_KEPT and not capturing(self.moe.on_device):
                 self._results[slot, unpacked] = found
         return found

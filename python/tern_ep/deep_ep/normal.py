@@ -268,7 +268,7 @@ class Normal:
             combine_dtype=Dtype.BF16,
             capacity=capacity,
             slots_in_turn=True,
-            nr_slots=nr_slots(rows.x.shape[1] * rows.x.element_size(), capacity),
+            nr_slots=nr_slots(rows.x.shape[1] * (rows.x.element_size() + 2), capacity),
             combine_floats=topk > 0,
             wait_ms=self._exchanges.wait_ms,
             device=device_of(rows.x),

@@ -19,12 +19,12 @@ from .streams import Call, capturing
 
 _SHOWN = 3
 _MOST_BYTES = 1 << 30
-"""Of rows, in the slots that are handed out."""
+"""Of rows, and of results that come home, in the slots that are handed out."""
 _holders: Optional[Callable[[int], int]] = getattr(torch._C, "_storage_Use_Count", None)
 
 
 def nr_slots(row_bytes: int, rows: int) -> int:
-    """For rows of that many bytes."""
+    """For rows of that many bytes, their results among them."""
     return 1 if _holders is None else 1 + min(_SHOWN, _MOST_BYTES // max(row_bytes * rows, 1))
 
 
