@@ -640,7 +640,8 @@ struct tern_combine {
 	const float *topk_weights; /* [n][K], dense: this rank's tokens are weighted by these, and
 				      not by those of the dispatch, whatever the exchange's
 				      `weights`. With TERN_REDUCE_HOME, where sums are made at home,
-				      or with late_weights. NULL: none */
+				      or with late_weights. NULL: none; with late_weights without
+				      tokens alone */
 	const float *floats; /* with tern_moe_config.combine_floats: [positions], a float for each
 				received row; TERN_BY_SOURCE: [positions][K], for each of its
 				routes that are here. NULL: zeros */

@@ -73,7 +73,8 @@ static int put_combine(
 		.unweighted = device_weighting(r, m) == WEIGHTED_NOT,
 		.no_floats = m->no_floats};
 
-	if (device_weighting(r, m) == WEIGHTED_AT_COMBINE)
+	if (device_weighting(r, m) == WEIGHTED_AT_COMBINE &&
+		(m->graphs || args.plan || r->moe->slots[slot].nr_tokens))
 		args.topk_weights = (const float *)lane->combine_weights;
 	if (r->job->config.combine_floats && !m->no_floats) {
 		args.floats = (const float *)lane->floats;

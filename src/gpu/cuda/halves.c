@@ -324,10 +324,11 @@ static void take_combined(
 	c->y = args->y;
 	c->y_stride = args->y_stride ? args->y_stride : x->layout.result.row_bytes;
 	c->weighted = !args->unweighted &&
-		      (args->topk_weights || x->config.weights == TERN_WEIGHTS_COMBINE);
+		      (args->topk_weights || c->late || x->config.weights == TERN_WEIGHTS_COMBINE);
 	c->gate.marks = args->gated;
-	c->late_weights = c->late ? args->topk_weights : NULL;
-	c->late_tokens = s->dispatch.nr_tokens;
+	c->weights_come = c->late && !args->unweighted;
+	c->late_weights = args->topk_weights;
+	c->late_tokens = args->topk_weights ? s->dispatch.nr_tokens : 0;
 	s->beside.weights = c->late ? NULL : args->topk_weights;
 	s->beside.no_floats = args->no_floats;
 	s->beside.floats = args->floats;
