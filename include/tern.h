@@ -464,9 +464,12 @@ struct tern_moe_config {
 				  is unweighted: they go to the experts' ranks ahead of the sums,
 				  and its first half waits for those of others. Devices of one
 				  node that reach each other over NVLink, low latency, rows by
-				  expert, results of
-				  BF16, not elastic, no gates, replica_ranks 1 */
-	uint32_t reserved;
+				  expert, results of BF16, not elastic, no gates, replica_ranks 1
+				*/
+	uint32_t slots_in_turn; /* not 0: on devices, kernels of different slots never run at the
+				   same time, as the caller puts all of them on one stream, or lets
+				   each wait for the one before it: so each may take the whole
+				   device. Else they share it out, and none begins early */
 };
 
 TERN_API void tern_moe_config_init_sized(struct tern_moe_config *config, size_t size);
@@ -637,7 +640,8 @@ struct tern_combine {
 	const float *topk_weights; /* [n][K], dense: this rank's tokens are weighted by these, and
 				      not by those of the dispatch, whatever the exchange's
 				      `weights`. With TERN_REDUCE_HOME, where sums are made at home,
-				      or with late_weights. NULL: none */
+				      or with late_weights. NULL: none; with late_weights without
+				      tokens alone */
 	const float *floats; /* with tern_moe_config.combine_floats: [positions], a float for each
 				received row; TERN_BY_SOURCE: [positions][K], for each of its
 				routes that are here. NULL: zeros */
@@ -647,7 +651,9 @@ struct tern_combine {
 	uint64_t tag;        /* elastic, with a plan and no round under way: as tern_dispatch.tag */
 	uint32_t gated; /* not 0: y's rows are waited for tile by tile, until each has so many marks
 			   of tern_tile_done: see "gates" */
-	uint32_t reserved;
+	uint32_t no_floats; /* not 0: no rank's combine of this round has floats or out_floats,
+			       although combine_floats was set; the same on all ranks. It spares a
+			       kernel on devices */
 };
 
 /* Sends each token once to every rank that holds one of its experts. Waits only in high-throughput

@@ -115,7 +115,7 @@ class tern_moe_config(Structure):
         ("replicas", c_uint32),
         ("gate_rows", c_uint32),
         ("late_weights", c_uint32),
-        ("reserved", c_uint32),
+        ("slots_in_turn", c_uint32),
     ]
 
 
@@ -209,7 +209,7 @@ class tern_combine(Structure):
         ("out_floats", c_void_p),
         ("tag", c_uint64),
         ("gated", c_uint32),
-        ("reserved", c_uint32),
+        ("no_floats", c_uint32),
     ]
 
 

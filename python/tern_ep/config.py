@@ -150,6 +150,8 @@ class Config:
     """Devices, low latency: 64 or 128: kernels may read rows while others still come (include/tern_device.cuh)."""
     late_weights: bool = False
     """Devices of one node, low latency, Reduce.EXPERT: topk_weights come with each combine, and go to the experts with it."""
+    slots_in_turn: bool = False
+    """Devices: kernels of different slots never run at the same time, as the caller orders them all: each may take the whole device."""
 
     def struct(self) -> Any:
         """The struct tern_moe_config, which keeps what it points to."""

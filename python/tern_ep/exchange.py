@@ -283,6 +283,9 @@ class Exchange:
         return memory.table("scales", scales, nr, config.nr_blocks, _SCALES[Scale(config.scale)])
 
     def _look_at_y(self, state: Arguments, y: Array) -> None:
+        """PADDED: a torch tensor may also be [L][positions][H], dense."""
+        if isinstance(self.kind, memory.Torch) and isinstance(y, self.kind.tensor) and y.dim() == 3 and y.is_contiguous():
+            y = y.view(-1, y.shape[2])
         rows = memory.rows("y", y, self.config.hidden, self._combine_dtype)
         self._here({"y": rows.view})
         state.combine.y, state.combine.y_stride, state.y_rows = rows.address, rows.stride, rows.nr

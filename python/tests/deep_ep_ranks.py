@@ -240,6 +240,42 @@ def sizes(group: Any) -> None:
     buffer.destroy()
 
 
+def held(group: Any) -> None:
+    """Rows that are held, by some ranks for longer than by others, stay what they are; places of rows that nobody holds are used again."""
+    buffer = deep_ep.Buffer(group, explicitly_destroy=True)
+    rows: List[Any] = []
+
+    def intact() -> None:
+        for expected, found, expected_weights, weights in rows:
+            assert torch.equal(found, expected) and torch.equal(weights, expected_weights)
+
+    for turn in range(14):
+        job = Job(group, turn)
+        found, _, weights, _, handle, _ = buffer.dispatch(job.x, topk_idx=job.ids, topk_weights=job.weights, **laid_out(buffer, job))
+        rows.append((job.received(lambda r: job.xs[r]), found, weights.clone(), weights))
+        if turn % 3 == 1:
+            again = buffer.dispatch(-job.x, handle=handle)[0]
+            rows.append((-rows[-1][0], again, weights.clone(), weights))
+        intact()
+        combined, _, _ = buffer.combine(found, handle)
+        check_home(job, combined, job.x, 5e-6)
+        del found, weights
+        while len(rows) > (job.rank + turn) % 5:
+            rows.pop(0)
+        intact()
+    rows.clear()
+    again = handle = None
+    places = set()
+    job = Job(group, 1)
+    layout = laid_out(buffer, job)
+    for turn in range(8):
+        found, _, weights, _, handle, _ = buffer.dispatch(job.x, topk_idx=job.ids, topk_weights=job.weights, **layout)
+        places.add((found.data_ptr(), weights.data_ptr()))
+        found, _, _ = buffer.combine(found, handle)
+    assert len(places) <= 4, places
+    buffer.destroy()
+
+
 # ---- low latency ---------------------------------------------------------------------------------------------------
 
 
@@ -551,7 +587,7 @@ def bench(group: Any) -> None:
     program.main()
 
 
-PARTS = {f.__name__: f for f in (normal, sizes, low_latency, refused, killed, masks, communicator, bench, graphs)}
+PARTS = {f.__name__: f for f in (normal, sizes, held, low_latency, refused, killed, masks, communicator, bench, graphs)}
 
 
 def rank_of(rank: int, nr_ranks: int, room: str, part: str, arguments: List[str]) -> None:

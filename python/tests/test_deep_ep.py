@@ -51,6 +51,10 @@ def test_sizes() -> None:
     run(4, "sizes")
 
 
+def test_held() -> None:
+    run(3, "held")
+
+
 def test_refused() -> None:
     run(3, "refused")
 
@@ -60,7 +64,7 @@ def test_communicator() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-@pytest.mark.parametrize("part", ["normal", "sizes", "low_latency", "graphs"])
+@pytest.mark.parametrize("part", ["normal", "sizes", "held", "low_latency", "graphs"])
 def test_on_gpus(part: str) -> None:
     run(2, part, device="cuda")
 
@@ -150,12 +154,12 @@ def test_calls_on_the_fast_path(buffer: Any) -> None:
 
     left["y"] = torch.zeros((2, 4, 128), dtype=torch.bfloat16)
     cases: Any = [
-        ("pair", low_latency, 82, 52),
-        ("pair, FP8", lambda: low_latency(True), 86, 57),
+        ("pair", low_latency, 36, 20),
+        ("pair, FP8", lambda: low_latency(True), 37, 20),
         ("get_dispatch_layout", layout, 16, 14),
-        ("dispatch", dispatch, 150, 156),
-        ("dispatch, handle", lambda: buffer.dispatch(x, handle=left["handle"]), 68, 42),
-        ("combine", lambda: buffer.combine(left["rows"], left["handle"]), 48, 32),
+        ("dispatch", dispatch, 125, 135),
+        ("dispatch, handle", lambda: buffer.dispatch(x, handle=left["handle"]), 46, 33),
+        ("combine", lambda: buffer.combine(left["rows"], left["handle"]), 23, 16),
     ]
     for name, call, most, most_compiled in cases:
         for _ in range(3):
@@ -185,6 +189,46 @@ def test_streams_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 1)
     with pytest.raises(tern_ep.InvalidError, match="device 0, and 1 is the current one"):
         on._current()
+
+def test_order_of_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls on one stream leave nothing behind; the first on another waits for that stream, and from then on calls for each other."""
+    told = []
+
+    class Stream:
+        def __init__(self, address: int):
+            self.address = address
+
+        def wait_stream(self, other: Any) -> None:
+            told.append((self.address, "waits for all of", other.address))
+
+        def wait_event(self, event: Any) -> None:
+            told.append((self.address, "waits for the call on", event.on))
+
+    class Event:
+        def record(self, stream: Any) -> None:
+            self.on = stream.address
+
+    streams = {address: Stream(address) for address in (1, 2, 3)}
+    now = 1
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: now, raising=False)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda index: streams[now])
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    on = OnCuda.__new__(OnCuda)
+    on._index, on.comm, on._known, on._last, on._done = 0, streams[3], (None, None), None, Event()
+    seen = []
+    for now, apart in ((1, False), (1, False), (1, False), (2, False), (2, False), (1, False), (1, True), (1, False)):
+        with on.call(None, apart) as call:
+            seen.append(call.stream.address)
+    assert seen == [1, 1, 1, 2, 2, 1, 3, 1]
+    assert told == [
+        (2, "waits for all of", 1),
+        (1, "waits for the call on", 2),
+        (3, "waits for all of", 1),
+        (3, "waits for the call on", 1),
+        (1, "waits for the call on", 3),
+    ]
 
 
 def test_settings() -> None:

@@ -191,14 +191,14 @@ static int check_manner(const tern_moe *moe, const struct tern_combine *args)
 			"combine: topk_weights are given where rows are summed by their experts' "
 			"ranks, which have those of the dispatch; it takes TERN_REDUCE_HOME or "
 			"late_weights");
-	if (moe->config.late_weights && !args->topk_weights && !args->unweighted)
-		return fail(TERN_ERR_INVALID,
-			"combine: neither topk_weights nor unweighted; the exchange was made with "
-			"late_weights");
 	if ((args->floats || args->out_floats) && !moe->config.combine_floats)
 		return fail(TERN_ERR_INVALID,
 			"combine: floats are given, and the exchange was made without "
 			"combine_floats");
+	if (args->no_floats && (args->floats || args->out_floats))
+		return fail(TERN_ERR_INVALID,
+			"combine: no_floats is %u, and floats at %p or out_floats at %p are given",
+			args->no_floats, (const void *)args->floats, (void *)args->out_floats);
 	rc = check_floats("topk_weights", args->topk_weights);
 	rc = rc ? rc : check_floats("floats", args->floats);
 	return rc ? rc : check_floats("out_floats", args->out_floats);

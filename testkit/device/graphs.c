@@ -70,11 +70,13 @@ static int put_combine(
 		.plan = lane->replays ? lane->plan : 0,
 		.y = lane->y,
 		.y_stride = m->y_gap ? row + m->y_gap : 0,
-		.unweighted = device_weighting(r, m) == WEIGHTED_NOT};
+		.unweighted = device_weighting(r, m) == WEIGHTED_NOT,
+		.no_floats = m->no_floats};
 
-	if (device_weighting(r, m) == WEIGHTED_AT_COMBINE)
+	if (device_weighting(r, m) == WEIGHTED_AT_COMBINE &&
+		(m->graphs || args.plan || r->moe->slots[slot].nr_tokens))
 		args.topk_weights = (const float *)lane->combine_weights;
-	if (r->job->config.combine_floats) {
+	if (r->job->config.combine_floats && !m->no_floats) {
 		args.floats = (const float *)lane->floats;
 		args.out_floats = (float *)lane->out_floats;
 	}

@@ -30,6 +30,7 @@ struct device_manner {
 	bool apart;   /* halves as calls of their own */
 	bool release; /* the same on all ranks */
 	bool wide_ids, own_buffers;
+	bool no_floats;     /* the same on all ranks, none of which replays */
 	bool columns_alone; /* scales go into gemm_scales, and nowhere else */
 	uint32_t x_gap, scales_gap, y_gap, out_gap;
 	enum weighting weighting; /* the same on all ranks */

@@ -426,7 +426,7 @@ int device_verify_results(
 		return rc;
 	set_reference(r, lane, round);
 	r->reference->weighting = device_weighting(r, m);
-	if (r->job->config.combine_floats && check_floats(r, lane, n))
+	if (r->job->config.combine_floats && !m->no_floats && check_floats(r, lane, n))
 		return TERN_ERR_SYSTEM;
 	check_gaps(r, out, n, row, stride);
 	return verify_combined(r->reference, r->rank, out, stride, &r->difference) ? TERN_ERR_NOMEM

@@ -48,6 +48,7 @@ static void draw_weighting(struct player *p, struct device_manner *m)
 	bool comes = c->reduce == TERN_REDUCE_HOME || c->late_weights;
 	uint32_t what = (uint32_t)random_below(&p->state, 4);
 
+	m->no_floats = what == 3;
 	if (what == 1)
 		m->weighting = WEIGHTED_NOT;
 	if (what == 2 && comes)

@@ -167,7 +167,7 @@ class Buffer:
             raise InvalidError("topk_idx and topk_weights: rows go where handle's went")
         with streams.call(previous_event, async_finish) as call:
             if handle is not None:
-                again = self._normal.dispatch_again(x, handle, sms)
+                again = self._normal.dispatch_again(x, handle, sms, call)
                 found: Tuple[Any, ...] = (again, None, None, None, None)
             else:
                 found = self._normal.dispatch(
@@ -180,6 +180,7 @@ class Buffer:
                     expert_alignment,
                     num_worst_tokens,
                     sms,
+                    call,
                 )
         taken = found[0] if isinstance(found[0], tuple) else (found[0],)
         event = call.finish(

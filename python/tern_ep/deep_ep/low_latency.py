@@ -36,8 +36,10 @@ def _tensors(moe: Exchange) -> Torch:
 class Round:
     """A dispatch, until its combine."""
 
-    def __init__(self, lane: "Lane", slot: int, ids: Any):
-        self.lane, self.slot, self.ids = lane, slot, ids
+    __slots__ = ("lane", "slot", "ids", "nr", "in_graph", "received", "counts", "pending", "combining")
+
+    def __init__(self, lane: "Lane", slot: int, ids: Any, nr: int):
+        self.lane, self.slot, self.ids, self.nr = lane, slot, ids, nr
         self.in_graph = capturing(lane.moe.on_device)
         self.received: Any = None
         self.counts: Any = None
@@ -150,7 +152,8 @@ class Lane:
         """unpacked: scales are powers of two, and handed out as floats."""
         found = self._results.get((slot, unpacked))
         if found is None:
-            found = Results(self, slot, unpacked)
+            with _tensors(self.moe).lasting():
+                found = Results(self, slot, unpacked)
             if found.bytes <= _MOST_KEPT and not capturing(self.moe.on_device):
                 self._results[slot, unpacked] = found
         return found
@@ -220,6 +223,7 @@ class LowLatency:
             dispatch_dtype=Dtype.BF16 if scale == Scale.NONE else Dtype.FP8_E4M3,
             scale=scale,
             nr_slots=_SLOTS,
+            slots_in_turn=True,
             wait_ms=self._exchanges.wait_ms,
             device=device,
             caller_output=device != Device.CPU,
@@ -247,25 +251,31 @@ class LowLatency:
     ) -> Tuple[Any, Any, Handle, Optional[Callable[[], None]]]:
         """unpacked: scales are powers of two, and handed out as floats."""
         x = check("x", x, (None, None), torch.bfloat16)
-        ids = check("topk_idx", topk_idx, (x.shape[0], None), torch.int64)
+        nr, hidden = x.shape
+        ids = check("topk_idx", topk_idx, (nr, None), torch.int64)
         nr_ranks = self._exchanges.nr_ranks
         if nr_experts <= 0 or nr_experts % nr_ranks:
             raise InvalidError(f"num_experts is {nr_experts}; it has to be a multiple of {nr_ranks} ranks")
-        if x.shape[0] > most:
-            raise InvalidError(f"x has {x.shape[0]} rows; num_max_dispatch_tokens_per_rank is {most}")
-        nr_local = nr_experts // nr_ranks
+        if nr > most:
+            raise InvalidError(f"x has {nr} rows; num_max_dispatch_tokens_per_rank is {most}")
         if totals is not None:
-            check("cumulative_local_expert_recv_stats", totals, (nr_local,), torch.int32)
+            check("cumulative_local_expert_recv_stats", totals, (nr_experts // nr_ranks,), torch.int32)
         if waited is not None:
             check("dispatch_wait_recv_cost_stats", waited, (nr_ranks,), torch.int64)
-        lane = self._lane(x, ids.shape[1], most, nr_experts, scale)
+        lane = self._lanes.get((x.device, hidden, ids.shape[1], most, nr_experts, scale)) or self._lane(x, ids.shape[1], most, nr_experts, scale)
         moe, slot = lane.moe, lane.next
-        lane.clear(slot)
+        if lane.rounds[slot] is not None:
+            lane.clear(slot)
 
         results = lane.results(slot, unpacked)
-        made = Round(lane, slot, ids)
+        made = Round(lane, slot, ids, nr)
         made.counts = results.counts
         want = results.want if waited is None else results.want._replace(waited_ns=waited)
+        if not (hook or unpacked or totals is not None or moe.config.masks):
+            made.received = moe._calls.dispatch(moe, slot, None, x, ids, None, None, 0, results.into_x, results.into_scales, want)
+            lane.rounds[slot] = made
+            lane.next = 1 - slot
+            return results.recv_x, results.counts, Handle.of(made, moe.config), None
 
         def arrived() -> None:
             if unpacked:
@@ -305,8 +315,9 @@ class LowLatency:
         self, x: Any, topk_idx: Any, topk_weights: Any, handle: Any, zero_copy: bool, hook: bool, out: Any
     ) -> Tuple[Any, Optional[Callable[[], None]]]:
         there = self._round(handle)
-        lane, moe = there.lane, there.lane.moe
-        nr, topk, hidden = there.ids.shape[0], moe.config.topk, moe.config.hidden
+        lane, nr = there.lane, there.nr
+        moe = lane.moe
+        topk, hidden = moe.config.topk, moe.config.hidden
         x = check("x", x, lane.shape, torch.bfloat16)
         ids = check("topk_idx", topk_idx, (nr, topk), torch.int64)
         weights = check("topk_weights", topk_weights, (nr, topk), torch.float32)
@@ -320,17 +331,21 @@ class LowLatency:
         if lane.rounds[there.slot] is not there or there.combining:
             there = self._again(there, ids)
         there.finish()
-        slot, y = there.slot, x.view(-1, hidden)
+        slot = there.slot
+        if not (hook or moe.config.masks):
+            moe._calls.combine(moe, slot, None, x, out, False, weights, None, None)
+            lane.rounds[slot] = None
+            return out, None
 
         def receive() -> None:
             self._waiting(moe, moe.combine_recv, slot, out=out)
             lane.rounds[slot] = None
 
         if hook:
-            self._waiting(moe, moe.combine_send, y, slot=slot, topk_weights=weights)
+            self._waiting(moe, moe.combine_send, x, slot=slot, topk_weights=weights)
             there.combining, there.pending = True, receive
             return out, there.finish
-        self._waiting(moe, moe.combine, y, slot=slot, topk_weights=weights, out=out)
+        self._waiting(moe, moe.combine, x, slot=slot, topk_weights=weights, out=out)
         lane.rounds[slot] = None
         return out, None
 
@@ -338,7 +353,7 @@ class LowLatency:
         lane, moe = ended.lane, ended.lane.moe
         slot = lane.next
         lane.clear(slot)
-        made = Round(lane, slot, ids)
+        made = Round(lane, slot, ids, ended.nr)
         config = moe.config
         x = ids.new_zeros((ids.shape[0], config.hidden), dtype=torch.bfloat16)
         kind = torch.bfloat16 if config.scale == Scale.NONE else torch.float8_e4m3fn

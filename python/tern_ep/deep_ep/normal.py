@@ -27,10 +27,13 @@ from ..exchange import Exchange
 from ..plan import Plan
 from ..received import Wanted
 from .exchanges import Exchanges, check, device_of
-from .streams import capturing, check_capture
+from .places import Places, nr_slots
+from .streams import Call, capturing, check_capture
 
 _MOST = 32
 """Ranks or experts that one token can go to."""
+_FEW = 8
+"""Ranks among which an exchange has room for all tokens of all, so that a dispatch may begin before it is known how many come."""
 
 
 def _nothing() -> Optional[Plan]:
@@ -71,6 +74,10 @@ class Rows(NamedTuple):
         scale = Scale.UE8M0 if self.packed else Scale.FP32
         return dict(hidden=self.x.shape[1], x_dtype=Dtype.FP8_E4M3, dispatch_dtype=Dtype.FP8_E4M3, scale=scale)
 
+    def form(self) -> Tuple[Any, ...]:
+        """What those settings follow from."""
+        return self.x.dtype, self.packed, self.x.shape[1]
+
     def like(self, nr: int) -> "Rows":
         """New ones."""
         scales = None if self.scales is None else self.scales.new_empty((nr, self.scales.shape[1]))
@@ -86,8 +93,8 @@ class Rows(NamedTuple):
 class Route:
     """Where a dispatch's rows went, for as long as a handle is held."""
 
-    def __init__(self, plan: Plan, ids: Any, nr_rows: int, nr_tokens: int, ended: Deque[Plan]):
-        self.plan = plan
+    def __init__(self, plan: Plan, form: Tuple[Any, ...], ids: Any, nr_rows: int, nr_tokens: int, ended: Deque[Plan]):
+        self.plan, self.form = plan, form
         self.config: Config = plan.exchange.config
         self.ids = ids
         self.nr_rows, self.nr_tokens = nr_rows, nr_tokens
@@ -130,7 +137,7 @@ class _Later:
 
 
 class Sizes(NamedTuple):
-    """What ranks know before a dispatch."""
+    """What ranks know of a dispatch."""
 
     nr_tokens: int
     """Most tokens of a rank."""
@@ -141,6 +148,17 @@ class Sizes(NamedTuple):
     by_expert: List[int]
     prefix: Optional[Any]
     """[R][R]: rows that ranks up to i send to rank j."""
+    held: int
+    """A bit for each slot whose rows somebody holds, on any rank."""
+
+
+class Round(NamedTuple):
+    """One that no combine has ended yet."""
+
+    slot: int
+    plan: Callable[[], Optional[Plan]]
+    """If a handle still has it."""
+    in_graph: bool
 
 
 class Normal:
@@ -149,10 +167,11 @@ class Normal:
         self._rank, self._nr_ranks = exchanges.rank, exchanges.nr_ranks
         self._made: Dict[Any, Exchange] = {}
         """By shape: with room for the most tokens and rows so far."""
-        self._open: MutableMapping[Exchange, Tuple[Callable[[], Optional[Plan]], bool]] = weakref.WeakKeyDictionary()
-        """Rounds that no combine has ended yet, with their plans, if a handle still has them; whether they began in a graph."""
+        self._open: MutableMapping[Exchange, Round] = weakref.WeakKeyDictionary()
+        self._places: MutableMapping[Exchange, Places] = weakref.WeakKeyDictionary()
         self._sms: MutableMapping[Exchange, int] = weakref.WeakKeyDictionary()
         self._ended: Deque[Plan] = collections.deque()
+        self._pinned: Dict[int, Tuple[Any, Any]] = {}
 
     # ---- what is asked for ----
 
@@ -187,39 +206,47 @@ class Normal:
             routes.device, routes.stream = Device.CUDA, torch._C._cuda_getCurrentRawStream(ids.device.index)
         code(library().tern_count_routes(ctypes.byref(routes)))
 
-    @staticmethod
-    def _on_host(by_rank: Any, by_expert: Any) -> npt.NDArray[np.int32]:
-        """Both in one piece: as the layout has them, or put together."""
+    def _counts(self, by_rank: Any, by_expert: Any) -> Callable[[], npt.NDArray[np.int32]]:
+        """Both on the host. On a device their way begins here, ahead of what is put on the stream from now on; the function waits."""
         nr_ranks = by_rank.shape[0]
+        nr = nr_ranks + by_expert.shape[0]
         if by_expert.data_ptr() == by_rank.data_ptr() + 4 * nr_ranks and by_expert.untyped_storage().data_ptr() == by_rank.untyped_storage().data_ptr():
-            both = by_rank.as_strided((nr_ranks + by_expert.shape[0],), (1,))
+            both = by_rank.as_strided((nr,), (1,))  # as the layout has them
         else:
             both = torch.cat((by_rank, by_expert))
-        counts: npt.NDArray[np.int32] = both.cpu().numpy()
-        return counts
+        if both.device.type == "cpu":
+            return lambda: both.numpy()  # type: ignore[no-any-return]
+        pinned, event = self._pinned.get(nr) or self._pinned.setdefault(nr, (torch.empty(nr, dtype=torch.int32, device="cpu", pin_memory=True), torch.cuda.Event()))
+        pinned.copy_(both, non_blocking=True)
+        event.record()
 
-    def _sizes(self, rows: Rows, by_rank: Any, by_expert: Any, alignment: int, worst: int) -> Sizes:
+        def wait() -> npt.NDArray[np.int32]:
+            event.synchronize()
+            return pinned.numpy()  # type: ignore[no-any-return]
+
+        return wait
+
+    def _worst(self, rows: Rows, worst: int) -> Sizes:
         nr, nr_ranks = rows.x.shape[0], self._nr_ranks
-        if worst:
-            most = -(-worst // nr_ranks)
-            if nr > most:
-                raise InvalidError(f"num_worst_tokens is {worst} for {nr_ranks} ranks, {most} tokens of each; x has {nr}")
-            return Sizes(most, worst, worst, [], None)
-        if capturing(device_of(rows.x) != Device.CPU):
-            raise StateError("num_worst_tokens: without it ranks tell each other their sizes, which no graph can hold")
-        mine = self._on_host(by_rank, by_expert)
-        told = self._exchanges.board.gather(np.concatenate((np.array([nr], np.int32), mine)))
-        prefix = told[:, 1 : 1 + nr_ranks].cumsum(0, dtype=np.int32)
-        nr_local = by_expert.shape[0] // nr_ranks
-        first = 1 + nr_ranks + self._rank * nr_local
-        counts = told[:, first : first + nr_local].sum(0)
-        aligned = -(-counts // alignment) * alignment
-        return Sizes(int(told[:, 0].max()), int(prefix[-1].max()), int(prefix[-1, self._rank]), aligned.tolist(), prefix)
+        most = -(-worst // nr_ranks)
+        if nr > most:
+            raise InvalidError(f"num_worst_tokens is {worst} for {nr_ranks} ranks, {most} tokens of each; x has {nr}")
+        return Sizes(most, worst, worst, [], None, 0)
 
-    def _exchange(self, rows: Rows, topk: int, nr_experts: int, sizes: Sizes, worst: int) -> Exchange:
+    def _told(self, nr: int, counts: npt.NDArray[np.int32], held: int, alignment: int) -> Sizes:
+        """By all ranks to all."""
+        nr_ranks = self._nr_ranks
+        told = self._exchanges.board.gather(np.concatenate((np.array([nr, held], np.int32), counts)))
+        prefix = told[:, 2 : 2 + nr_ranks].cumsum(0, dtype=np.int32)
+        nr_local = (counts.shape[0] - nr_ranks) // nr_ranks
+        first = 2 + nr_ranks + self._rank * nr_local
+        found = told[:, first : first + nr_local].sum(0)
+        aligned = -(-found // alignment) * alignment
+        by_any = int(np.bitwise_or.reduce(told[:, 1]))
+        return Sizes(int(told[:, 0].max()), int(prefix[-1].max()), int(prefix[-1, self._rank]), aligned.tolist(), prefix, by_any)
+
+    def _exchange(self, key: Any, rows: Rows, topk: int, nr_experts: int, sizes: Sizes, worst: int) -> Exchange:
         """With room for that many, the same on all ranks. It grows by doubling, and what was before is given up."""
-        changes = rows.changes()
-        key = (rows.x.device, nr_experts, topk, worst, *changes.values())
         there = self._made.get(key)
         known = None if there is None else there.config
         if there is not None and sizes.nr_tokens <= there.config.max_tokens and sizes.capacity <= there.config.capacity:
@@ -228,6 +255,8 @@ class Normal:
         if known is not None:
             self._exchanges.drop(known)
             tokens, capacity = max(tokens, known.max_tokens), max(capacity, known.capacity)
+        capacity = tokens * self._nr_ranks if self._nr_ranks <= _FEW and not worst else min(capacity, tokens * self._nr_ranks)
+        changes = rows.changes()
         config = Config(
             nr_experts=nr_experts or self._nr_ranks,
             topk=topk or min(self._nr_ranks, _MOST),
@@ -237,13 +266,21 @@ class Normal:
             reduce=Reduce.EXPERT,
             weights=Weights.PASS,
             combine_dtype=Dtype.BF16,
-            capacity=min(capacity, tokens * self._nr_ranks),
+            capacity=capacity,
+            slots_in_turn=True,
+            nr_slots=nr_slots(rows.x.shape[1] * (rows.x.element_size() + 2), capacity),
             combine_floats=topk > 0,
             wait_ms=self._exchanges.wait_ms,
             device=device_of(rows.x),
             **changes,
         )
         found = self._made[key] = self._exchanges.get(config)
+        return found
+
+    def _places_of(self, moe: Exchange) -> Places:
+        found = self._places.get(moe)
+        if found is None:
+            found = self._places[moe] = Places(moe)
         return found
 
     def _ids_of_ranks(self, in_rank: Any) -> Any:
@@ -266,26 +303,68 @@ class Normal:
         if moe.on_device and self._sms.get(moe, 0) != sms:
             moe.set_sms(sms)
             self._sms[moe] = sms
-        if moe in self._open:
-            check_capture(moe.on_device, self._open[moe][1])
-            moe.release()
+        opened = self._open.get(moe)
+        if opened is not None:
+            check_capture(moe.on_device, opened.in_graph)
+            moe.release(opened.slot)
             del self._open[moe]
         return moe
 
-    def _begun(self, moe: Exchange, plan: Optional[Plan] = None) -> None:
-        left: Callable[[], Optional[Plan]] = _nothing
-        if plan is not None:
-            left = weakref.ref(plan)
-        self._open[moe] = (left, capturing(moe.on_device))
+    def _begun(self, moe: Exchange, slot: int, plan: Optional[Plan] = None) -> None:
+        self._open[moe] = Round(slot, _nothing if plan is None else weakref.ref(plan), capturing(moe.on_device))
 
-    def _taken(self, moe: Exchange, received: Any, rows: Rows, nr_rows: int) -> Rows:
-        """Copies of received rows, as they have to last. On a GPU extent is the most there can be, and nr_rows is known."""
-        state, taken = moe._slots[0], rows.like(nr_rows)
+    def _taken(self, moe: Exchange, slot: int, received: Any, rows: Rows, nr_rows: int, call: Call) -> Tuple[Rows, Any]:
+        """Received rows, which last as long as the caller has them, and weights, if these do too. On a GPU extent is the most there can
+        be, and nr_rows is known."""
+        state = moe._slots[slot]
         state.extent = min(received.extent, nr_rows)
+        if slot:
+            x, scales, weights = self._places_of(moe).show(slot, received, nr_rows, call)
+            return Rows(x, scales, rows.packed), weights
+        taken = rows.like(nr_rows)
         for name, to in (("x", taken.x), ("scales", taken.scales)):
             if to is not None and state.extent:
                 received.copy(name, to if to.shape[0] == state.extent else to[: state.extent], state.extent)
-        return taken
+        return taken, None
+
+    def _begin(self, moe: Exchange, rows: Rows, ids: Any, weights: Any, sms: int, call: Call, wide: Any = None) -> Tuple[int, Any]:
+        """The slot, and what it receives."""
+        self._ready(moe, sms)
+        slot = self._places_of(moe).take(call)
+        received = moe.dispatch(rows.x, ids, weights, scales=rows.scales, slot=slot, want=None if wide is None else Wanted(wide_ids=wide))
+        self._begun(moe, slot)
+        return slot, received
+
+    def _round(
+        self, key: Any, rows: Rows, ids: Any, weights: Any, topk: int, nr_experts: int, counts: Tuple[Any, Any], alignment: int, sms: int, call: Call
+    ) -> Tuple[Exchange, int, Any, Sizes]:
+        """A round of sizes that only now become known. Where the exchange has room for all tokens that it may be given, it begins at
+        once, and ranks tell each other meanwhile; without tokens if these are more, which the others are told. Then it is ended, and made
+        again by a larger one."""
+        on_device = rows.x.device.type != "cpu"
+        if capturing(on_device):
+            raise StateError("num_worst_tokens: without it ranks tell each other their sizes, which no graph can hold")
+        wait = self._counts(*counts)
+        moe, nr = self._made.get(key), rows.x.shape[0]
+        early = moe is not None and moe.config.capacity >= moe.config.max_tokens * self._nr_ranks
+        slot, received, held = 0, None, 0
+        if moe is not None:
+            held = self._places_of(moe).held()
+            if early and nr <= moe.config.max_tokens:
+                slot, received = self._begin(moe, rows, ids, weights, sms, call)
+            elif early:
+                none = Rows(rows.x[:0], None if rows.scales is None else rows.scales[:0], rows.packed)
+                slot, received = self._begin(moe, none, ids[:0], None if weights is None else weights[:0], sms, call)
+        sizes = self._told(nr, wait(), held, alignment)
+        if moe is not None:
+            self._places_of(moe).agree(sizes.held, slot)
+        if early and moe is not None and sizes.nr_tokens <= moe.config.max_tokens:
+            return moe, slot, received, sizes
+        if early and moe is not None:
+            self._ready(moe, sms)
+        moe = self._exchange(key, rows, topk, nr_experts, sizes, 0)
+        slot, received = self._begin(moe, rows, ids, weights, sms, call)
+        return moe, slot, received, sizes
 
     def dispatch(
         self,
@@ -298,6 +377,7 @@ class Normal:
         alignment: int,
         worst: int,
         sms: int,
+        call: Call,
     ) -> Tuple[Any, Any, Any, List[int], Tuple[Any, ...]]:
         rows = Rows.of(x)
         nr = rows.x.shape[0]
@@ -321,23 +401,28 @@ class Normal:
             raise InvalidError("num_worst_tokens takes topk_idx and topk_weights")
         else:
             ids, weights = self._ids_of_ranks(in_rank), None
-        sizes = self._sizes(rows, by_rank, by_expert, alignment, worst)
-        moe = self._ready(self._exchange(rows, topk, nr_experts if topk else 0, sizes, worst), sms)
-        wide = ids.new_empty((worst, topk)) if worst else None
-        received = moe.dispatch(rows.x, ids, weights, scales=rows.scales, want=Wanted(wide_ids=wide) if worst else None)
-        self._begun(moe)
-        taken = self._taken(moe, received, rows, sizes.nr_rows)
-        extent = moe._slots[0].extent
-        route = Route(moe.plan(), ids.clone(), sizes.nr_rows, nr, self._ended)
-        self._begun(moe, route.plan)
-        recv_ids = recv_weights = None
+        experts, wide = nr_experts if topk else 0, None
+        key = (rows.x.device, experts, topk, worst, *rows.form())
+        if worst:
+            sizes = self._worst(rows, worst)
+            moe, wide = self._exchange(key, rows, topk, experts, sizes, worst), ids.new_empty((worst, topk))
+            slot, received = self._begin(moe, rows, ids, weights, sms, call, wide)
+        else:
+            moe, slot, received, sizes = self._round(key, rows, ids, weights, topk, experts, (by_rank, by_expert), alignment, sms, call)
+        taken, recv_weights = self._taken(moe, slot, received, rows, sizes.nr_rows, call)
+        extent = moe._slots[slot].extent
+        route = Route(moe.plan(slot), rows.form(), ids.clone(), sizes.nr_rows, nr, self._ended)
+        self._begun(moe, slot, route.plan)
+        recv_ids = None
         if topk:
             recv_ids = wide if worst else received.topk_ids[:extent].to(torch.int64)
-            if extent == sizes.nr_rows:
+            if recv_weights is None and extent == sizes.nr_rows:
                 recv_weights = received.topk_weights[:extent].clone()
-            else:
+            elif recv_weights is None or extent != sizes.nr_rows:
                 recv_weights = weights.new_zeros((sizes.nr_rows, topk))
                 recv_weights[:extent].copy_(received.topk_weights[:extent])
+        else:
+            recv_weights = None
         device = ids.device
         prefix: Any = None
         if sizes.prefix is None:
@@ -345,7 +430,7 @@ class Normal:
         else:
             told = torch.from_numpy(sizes.prefix)
             prefix = told if device.type == "cpu" else _Later(lambda: told.to(device))
-        handle = Handle((prefix, route, route, self._sources(moe, received, sizes.nr_rows, device), in_rank, None))
+        handle = Handle((prefix, route, route, self._sources(moe, slot, received, sizes.nr_rows, device), in_rank, None))
         return taken.given(), recv_ids, recv_weights, sizes.by_expert, handle
 
     def _agree(self, ids: Any, by_rank: Any, in_rank: Any, by_expert: Any) -> None:
@@ -365,9 +450,9 @@ class Normal:
         matrix[:, self._rank] = received.counts.cumsum(0)
         return matrix
 
-    def _sources(self, moe: Exchange, received: Any, nr_rows: int, device: Any) -> Any:
+    def _sources(self, moe: Exchange, slot: int, received: Any, nr_rows: int, device: Any) -> Any:
         """recv_src_idx: the number of each row's token on its rank."""
-        extent, rows = moe._slots[0].extent, received.rows
+        extent, rows = moe._slots[slot].extent, received.rows
         if moe.on_device and extent == nr_rows:
             return rows[:extent, 1].clone(memory_format=torch.contiguous_format)
         found = torch.empty(nr_rows, dtype=torch.int32, device=device)
@@ -385,29 +470,29 @@ class Normal:
 
     def _plan(self, route: Route, rows: Rows, sms: int) -> Plan:
         """For rows of another type or width: of a round with the same ids, whose rows come to the same places."""
-        changes = rows.changes()
-        if all(getattr(route.config, name) == value for name, value in changes.items()):
+        if rows.form() == route.form:
             return route.plan
-        config = dataclasses.replace(route.config, **changes)
+        config = dataclasses.replace(route.config, **rows.changes())
         plan = route.others.get(config)
         if plan is None:
             moe = self._ready(self._exchanges.get(config), sms)
             received = moe.dispatch(rows.x, route.ids, scales=rows.scales)
-            self._begun(moe)
+            self._begun(moe, 0)
             moe._slots[0].extent = min(received.extent, route.nr_rows)
             plan = route.others[config] = moe.plan()
             self._ready(moe, sms)
         return plan
 
-    def dispatch_again(self, x: Any, handle: Any, sms: int) -> Any:
+    def dispatch_again(self, x: Any, handle: Any, sms: int, call: Call) -> Any:
         route, rows = self._route(handle), Rows.of(x)
         if rows.x.shape[0] != route.nr_tokens:
             raise InvalidError(f"x has {rows.x.shape[0]} rows; handle is of {route.nr_tokens} tokens")
         plan = self._plan(route, rows, sms)
         moe = self._ready(plan.exchange, sms)
-        received = plan.dispatch(rows.x, scales=rows.scales)
-        self._begun(moe, plan)
-        return self._taken(moe, received, rows, route.nr_rows).given()
+        slot = self._places_of(moe).take(call)
+        received = plan.dispatch(rows.x, scales=rows.scales, slot=slot)
+        self._begun(moe, slot, plan)
+        return self._taken(moe, slot, received, rows, route.nr_rows, call)[0].given()
 
     def combine(self, x: Any, handle: Any, topk_weights: Any, biases: Tuple[Any, ...], sms: int) -> Tuple[Any, Any]:
         route = self._route(handle)
@@ -425,9 +510,11 @@ class Normal:
         plan = route.plan if hidden == config.hidden else self._plan(route, Rows(y.new_zeros((nr, hidden)), None, False), sms)
         moe = plan.exchange
         opened = self._open.get(moe)
-        if opened is not None and opened[0]() is plan:
-            check_capture(moe.on_device, opened[1])
-            moe.combine(y, out=out, floats=floats, out_floats=out_floats)
+        slot = opened.slot if opened is not None and opened.plan() is plan else 0
+        moe._slots[slot].combine.no_floats = floats is None
+        if opened is not None and opened.plan() is plan:
+            check_capture(moe.on_device, opened.in_graph)
+            moe.combine(y, slot=opened.slot, out=out, floats=floats, out_floats=out_floats)
             del self._open[moe]
         else:
             self._ready(moe, sms)

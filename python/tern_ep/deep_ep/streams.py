@@ -38,16 +38,19 @@ def check_capture(on_device: bool, begun_in_graph: bool) -> None:
 class Call:
     """What runs inside belongs to one call, of which `finish` makes the event. On the CPU it has ended then."""
 
-    __slots__ = ("stream", "_apart")
+    __slots__ = ("stream", "current", "_apart")
 
-    def __init__(self, stream: Any, apart: bool):
-        self.stream, self._apart = stream, apart
+    def __init__(self, stream: Any, current: Any, apart: bool):
+        self.stream, self.current, self._apart = stream, current, apart
 
     def __enter__(self) -> "Call":
         return self
 
     def __exit__(self, *_: object) -> None:
         pass
+
+    def wait_for(self, stream: Any) -> None:
+        """For what is on that stream, and on the caller's, so far."""
 
     def finish(self, inputs: Tensors, outputs: Tensors) -> EventOverlap:
         return EventOverlap(EventHandle() if self._apart else None)
@@ -57,29 +60,34 @@ class OnCpu:
     comm: Any = None
 
     def call(self, previous_event: Any = None, apart: bool = False, stream: Any = None) -> Call:
-        return Call(None, apart)
+        return Call(None, None, apart)
 
 
 class CallOnCuda(Call):
-    __slots__ = ("_on", "_current", "_captured")
+    __slots__ = ("_on", "_captured")
 
     def __init__(self, on: "OnCuda", stream: Any, current: Any, apart: bool, captured: bool):
-        self.stream, self._apart = stream, apart
-        self._on, self._current, self._captured = on, current, captured
+        super().__init__(stream, current, apart)
+        self._on, self._captured = on, captured
 
     def __enter__(self) -> Call:
-        if self.stream is not self._current:
+        if self.stream is not self.current:
             torch.cuda.set_stream(self.stream)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.stream is not self._current:
-            torch.cuda.set_stream(self._current)
+        if self.stream is not self.current:
+            torch.cuda.set_stream(self.current)
         self._on.leave(self.stream, self._captured)
+
+    def wait_for(self, stream: Any) -> None:
+        for other in (stream, None if self.current is stream else self.current):
+            if other is not None and other is not self.stream and other != self.stream:
+                self.stream.wait_stream(other)
 
     def finish(self, inputs: Tensors, outputs: Tensors) -> EventOverlap:
         """Memory of one stream that another uses is not given to others before that one has got so far."""
-        stream, current = self.stream, self._current
+        stream, current = self.stream, self.current
         if stream is not current:
             for tensor in inputs:
                 if tensor is not None:
@@ -92,9 +100,26 @@ class CallOnCuda(Call):
         return EventOverlap()
 
 
+class CallAsBefore(CallOnCuda):
+    """On the current stream, as the last one was, while no call has gone to another: nothing is waited for, and nothing left behind."""
+
+    __slots__ = ()
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def finish(self, inputs: Tensors, outputs: Tensors) -> EventOverlap:
+        return EventOverlap()
+
+
 class OnCuda(OnCpu):
     """torch.cuda's current_stream and stream look at the environment on each call, which takes longer than the rest of a call: the
-    current stream is known by its address, and none is made current that is."""
+    current stream is known by its address, and none is made current that is. Nor is an event left behind each call before a call has
+    gone to another stream than the one before it: that one waits for all that is on that stream."""
+
+    _same: Any = (None, None)
+    """The address of the stream of the last call, while all have gone there; and that call."""
+    _leaves_events = False
 
     def __init__(self, device: Any):
         self._index = device.index
@@ -119,6 +144,11 @@ class OnCuda(OnCpu):
 
     def call(self, previous_event: Any = None, apart: bool = False, stream: Any = None) -> Call:
         """Work goes to the stream, whatever the current one does; else apart from the current one, or to that."""
+        address, before = self._same  # once: another thread may be in here
+        if before is not None and not apart and previous_event is None and stream is None:
+            if torch._C._cuda_getCurrentRawStream(self._index) == address:
+                return before  # type: ignore[no-any-return]
+        self._same = None, None
         current, captured = self._current(), capturing(True)
         if stream is None:
             stream = self.comm if apart and not captured else current
@@ -131,12 +161,19 @@ class OnCuda(OnCpu):
             stream = current
         last = self._last
         if not captured and last is not None and last is not stream and last != stream:
-            stream.wait_event(self._done)
+            if self._leaves_events:
+                stream.wait_event(self._done)
+            else:
+                stream.wait_stream(last)
+                self._leaves_events = True
         return CallOnCuda(self, stream, current, apart, captured)
 
     def leave(self, stream: Any, captured: bool) -> None:
         if captured:
             self._last = None
-        else:
+            return
+        if self._leaves_events:
             self._done.record(stream)
-            self._last = stream
+        elif stream is self._known[1]:
+            self._same = self._known[0], CallAsBefore(self, stream, stream, False, False)
+        self._last = stream

@@ -336,7 +336,7 @@ pub struct tern_moe_config {
     pub replicas: u32,
     pub gate_rows: u32,
     pub late_weights: u32,
-    pub reserved: u32,
+    pub slots_in_turn: u32,
 }
 impl Default for tern_moe_config {
     fn default() -> Self {
@@ -486,7 +486,7 @@ pub struct tern_combine {
     pub out_floats: *mut f32,
     pub tag: u64,
     pub gated: u32,
-    pub reserved: u32,
+    pub no_floats: u32,
 }
 impl Default for tern_combine {
     fn default() -> Self {

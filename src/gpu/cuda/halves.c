@@ -309,7 +309,7 @@ static int put_beside(struct device_exchange *x, const struct device_call *call)
 		rc = cuda_check(combine_weights_launch(
 					&s->combine, &s->ht, &s->beside, nr_blocks, call->stream),
 			"the kernel of a combine's weights");
-	if (!rc && x->config.combine_floats)
+	if (!rc && x->config.combine_floats && !s->beside.no_floats)
 		rc = cuda_check(combine_floats_launch(
 					&s->combine, &s->ht, &s->beside, nr_blocks, call->stream),
 			"the kernel of a combine's floats");
@@ -324,11 +324,13 @@ static void take_combined(
 	c->y = args->y;
 	c->y_stride = args->y_stride ? args->y_stride : x->layout.result.row_bytes;
 	c->weighted = !args->unweighted &&
-		      (args->topk_weights || x->config.weights == TERN_WEIGHTS_COMBINE);
+		      (args->topk_weights || c->late || x->config.weights == TERN_WEIGHTS_COMBINE);
 	c->gate.marks = args->gated;
-	c->late_weights = c->late ? args->topk_weights : NULL;
-	c->late_tokens = s->dispatch.nr_tokens;
+	c->weights_come = c->late && !args->unweighted;
+	c->late_weights = args->topk_weights;
+	c->late_tokens = args->topk_weights ? s->dispatch.nr_tokens : 0;
 	s->beside.weights = c->late ? NULL : args->topk_weights;
+	s->beside.no_floats = args->no_floats;
 	s->beside.floats = args->floats;
 	s->beside.out_floats = args->out_floats;
 }

@@ -9,7 +9,7 @@
 #include "gpu/cuda/exchange_inside.h"
 #include "gpu/cuda/plans/kernels.h"
 
-#define PLAN_BLOCKS 32 /* copying what a plan has takes no more */
+#define PLAN_BLOCKS 32 /* beginning a combine takes no more */
 
 struct device_kept {
 	struct device_kept *next;
@@ -130,11 +130,14 @@ int device_kept_used(struct device_kept *kept, const struct device_call *call)
 
 /* ---- what the host asks for ------------------------------------------------------------------ */
 
+static uint32_t all_blocks_of(const struct device_exchange *x, const struct device_call *call)
+{
+	return call->nr_sms ? gpu_least(call->nr_sms, x->most_blocks) : x->most_blocks;
+}
+
 static uint32_t nr_blocks_of(const struct device_exchange *x, const struct device_call *call)
 {
-	uint32_t most = call->nr_sms ? gpu_least(call->nr_sms, x->most_blocks) : x->most_blocks;
-
-	return gpu_least(most, PLAN_BLOCKS);
+	return gpu_least(all_blocks_of(x, call), PLAN_BLOCKS);
 }
 
 static int keep(struct device_exchange *x, const struct device_call *call, uint32_t nr_tokens,
@@ -147,8 +150,8 @@ static int keep(struct device_exchange *x, const struct device_call *call, uint3
 	if (rc)
 		return rc;
 	k = kept_of(x, s, *kept);
-	rc = cuda_check(
-		dispatch_keep_launch(&s->dispatch, &s->ht, &k, nr_blocks_of(x, call), call->stream),
+	rc = cuda_check(dispatch_keep_launch(
+				&s->dispatch, &s->ht, &k, all_blocks_of(x, call), call->stream),
 		"the kernel that keeps a plan");
 	rc = rc ? rc : device_kept_used(*kept, call);
 	if (rc)

@@ -100,7 +100,7 @@ static uint32_t count_sharing(const tern_moe *moe, const struct device_card *car
 	for (uint32_t r = 0; r < moe->nr_ranks; r++)
 		nr += same_device(&cards[r], &cards[moe->rank]) &&
 		      (r == moe->rank || moe->group->peers[r].beside);
-	return nr * moe->config.nr_slots;
+	return moe->config.slots_in_turn ? nr : nr * moe->config.nr_slots;
 }
 
 static int enable_peers(tern_moe *moe, const struct device_card *cards)

@@ -229,6 +229,30 @@ int device_dispatch(tern_moe *moe, const struct tern_dispatch *args, struct tern
 			    SLOT_RECEIVED);
 }
 
+/* The tokens that come home. */
+static uint32_t combined_tokens(const tern_moe *moe, const struct tern_combine *args)
+{
+	struct held_plan *plan;
+
+	return args->plan && !device_plan_find(moe, args->plan, &plan)
+		       ? plan->nr_tokens
+		       : moe->slots[args->slot].nr_tokens;
+}
+
+/* Weights that come with the combine. */
+static int check_late_weights(
+	const tern_moe *moe, const struct tern_combine *args, const char *call)
+{
+	uint32_t nr_tokens = combined_tokens(moe, args);
+
+	if (!moe->config.late_weights || args->topk_weights || args->unweighted || !nr_tokens)
+		return 0;
+	return fail(TERN_ERR_INVALID,
+		"%s: neither topk_weights nor unweighted for %u tokens; the exchange was made with "
+		"late_weights",
+		call, nr_tokens);
+}
+
 /* With a plan the slot has no round under way. */
 static int check_combine(tern_moe *moe, const struct tern_combine *args, const char *call)
 {
@@ -256,6 +280,7 @@ static int check_combine(tern_moe *moe, const struct tern_combine *args, const c
 	}
 	rc = rc ? rc : check_slot(moe, args->slot, wanted, call);
 	rc = rc ? rc : arguments_y(moe, args, moe->slots[args->slot].nr_rows);
+	rc = rc ? rc : check_late_weights(moe, args, call);
 	rc = rc ? rc : check_reachable(moe, "y", args->y);
 	rc = rc ? rc : check_reachable(moe, "topk_weights", args->topk_weights);
 	rc = rc ? rc : check_reachable(moe, "floats", args->floats);
@@ -267,16 +292,6 @@ static int check_out(const tern_moe *moe, uint32_t nr_tokens, const void *out, s
 	int rc = arguments_out(moe, nr_tokens, out, stride);
 
 	return rc ? rc : check_reachable(moe, "out", out);
-}
-
-/* The tokens that come home. */
-static uint32_t combined_tokens(const tern_moe *moe, const struct tern_combine *args)
-{
-	struct held_plan *plan;
-
-	return args->plan && !device_plan_find(moe, args->plan, &plan)
-		       ? plan->nr_tokens
-		       : moe->slots[args->slot].nr_tokens;
 }
 
 static int put_combine(tern_moe *moe, uint32_t slot, uint32_t roles,

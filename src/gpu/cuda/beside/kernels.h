@@ -24,6 +24,7 @@ struct gpu_beside {
 	uint32_t low, by_source;
 	const float *weights; /* [n][K] */
 	uint32_t roles;       /* enum gpu_roles: floats */
+	uint32_t no_floats;   /* nobody has any in this round */
 	const float *floats;  /* [positions]; by_source: [positions][K]; NULL: zeros */
 	float *out_floats;    /* [n][K], or NULL */
 	uint64_t cells; /* in a slot's window: [T][K] pieces; the first half is a float and the

@@ -149,8 +149,9 @@ struct gpu_combine {
 	enum gpu_y kind;
 	uint32_t release;          /* nothing comes home: only the arrival words */
 	uint32_t late;             /* weights may come with the combine: ll/late_weights.cuh */
+	uint32_t weights_come;     /* and do in this round, of all ranks */
 	uint32_t late_tokens;      /* of late_weights: as many as the caller's buffers hold */
-	const float *late_weights; /* [T][K] of this rank's tokens; NULL: those of the dispatch */
+	const float *late_weights; /* [T][K] of this rank's tokens; may be NULL without any */
 	uint64_t weight_cells;     /* in each window: [R][T][K] pieces */
 	const uint8_t *y;
 	uint64_t y_stride;

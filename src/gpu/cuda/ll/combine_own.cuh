@@ -68,7 +68,7 @@ static __device__ __forceinline__ void find_own(
 		position = e->own_positions[p->token * e->topk + lane_id()];
 	}
 	p->route = make_uint2(p->home.x == e->rank ? position : UINT32_MAX, p->home.y);
-	if (LATE && lane_id() < e->topk && c->late_weights)
+	if (LATE && lane_id() < e->topk && c->weights_come)
 		p->route.y = __float_as_uint(c->late_weights[p->token * e->topk + lane_id()]);
 }
 
@@ -180,7 +180,7 @@ static __device__ __forceinline__ uint32_t own_segments(const struct gpu_combine
 {
 	const struct gpu_exchange *e = &c->exchange;
 
-	return (LATE && c->late_weights ? c->late_tokens : e->max_tokens) * e->result.nr_segments;
+	return (LATE && c->weights_come ? c->late_tokens : e->max_tokens) * e->result.nr_segments;
 }
 
 /* The first portion's routes are under way before it is known which round it is; the next one's

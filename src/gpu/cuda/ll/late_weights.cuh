@@ -27,7 +27,7 @@ template <bool LATE>
 static __device__ __forceinline__ void send_weights(const struct gpu_combine *c, uint4 state)
 {
 	const struct gpu_exchange *e = &c->exchange;
-	uint32_t nr = LATE && c->late_weights && !c->release ? c->late_tokens * e->topk : 0;
+	uint32_t nr = LATE && c->weights_come && !c->release ? c->late_tokens * e->topk : 0;
 
 #pragma unroll 1
 	for (uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < nr;
@@ -47,7 +47,7 @@ static __device__ __forceinline__ uint4 look_for_weight(
 	const struct gpu_exchange *e = &c->exchange;
 	uint32_t at = token * e->topk + lane_id();
 
-	if (route.x == UINT32_MAX || !c->late_weights)
+	if (route.x == UINT32_MAX || !c->weights_come)
 		return make_uint4(0, 0, 0, 0);
 	if (source == e->rank)
 		return make_uint4(__float_as_uint(c->late_weights[at]), 0, 0, 0);
@@ -59,7 +59,7 @@ static __device__ __forceinline__ bool await_weights(const struct gpu_combine *c
 	uint32_t source, uint32_t token, uint4 seen, uint2 *route)
 {
 	const struct gpu_exchange *e = &c->exchange;
-	bool waits = route->x != UINT32_MAX && source != e->rank && c->late_weights;
+	bool waits = route->x != UINT32_MAX && source != e->rank && c->weights_come;
 	struct patience patience = {0, 0};
 
 	while (!__all_sync(ALL_LANES, !waits || seen.y == epoch)) {
@@ -73,7 +73,7 @@ static __device__ __forceinline__ bool await_weights(const struct gpu_combine *c
 				patience.start_ns);
 		return false;
 	}
-	if (c->late_weights)
+	if (c->weights_come)
 		route->y = seen.x;
 	return true;
 }
