@@ -369,9 +369,9 @@ static int leave(struct small *s, const struct departure *d)
 
 	for (uint32_t half = 0; half < d->nr_halves && !rc; half++)
 		rc = put_half(s, half, d->release);
-	if (d->before)
-		rc = rc ? rc : ops->stream_wait(s->rounds.lanes[0].stream);
-	else
+	/* What it has begun is over: the others wait for it in the half that is named. */
+	rc = rc ? rc : ops->stream_wait(s->rounds.lanes[0].stream);
+	if (!d->before)
 		ranks_meet(s->rank);
 	rc = rc ? rc : tern_moe_leave(s->rounds.moe);
 	if (d->before)
