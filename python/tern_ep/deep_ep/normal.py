@@ -319,7 +319,10 @@ class Normal:
         return moe
 
     def _begun(self, moe: Exchange, slot: int, plan: Optional[Plan] = None) -> None:
-        self._open[moe] = Round(slot, _nothing if plan is None else weakref.ref(plan), capturing(moe.on_device))
+        left: Callable[[], Optional[Plan]] = _nothing
+        if plan is not None:
+            left = weakref.ref(plan)
+        self._open[moe] = Round(slot, left, capturing(moe.on_device))
 
     def _taken(self, moe: Exchange, slot: int, received: Any, rows: Rows, nr_rows: int, call: Call) -> Tuple[Rows, Any]:
         """Received rows, which last as long as the caller has them, and weights, if these do too. On a GPU extent is the most there can
