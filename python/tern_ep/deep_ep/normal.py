@@ -146,8 +146,8 @@ class Sizes(NamedTuple):
     nr_rows: int
     """That this rank receives, or has room for."""
     by_expert: List[int]
-    prefix: Optional[Any]
-    """[R][R]: rows that ranks up to i send to rank j."""
+    prefix: Optional[Callable[[], Any]]
+    """Makes [R][R]: rows that ranks up to i send to rank j."""
     held: int
     """A bit for each slot whose rows somebody holds, on any rank."""
 
@@ -235,15 +235,23 @@ class Normal:
 
     def _told(self, nr: int, counts: npt.NDArray[np.int32], held: int, alignment: int) -> Sizes:
         """By all ranks to all."""
-        nr_ranks = self._nr_ranks
-        told = self._exchanges.board.gather(np.concatenate((np.array([nr, held], np.int32), counts)))
-        prefix = told[:, 2 : 2 + nr_ranks].cumsum(0, dtype=np.int32)
-        nr_local = (counts.shape[0] - nr_ranks) // nr_ranks
+        nr_ranks, nr_counts = self._nr_ranks, counts.shape[0]
+        mine = np.empty(2 + nr_counts, np.int32)
+        mine[0], mine[1] = nr, held
+        mine[2:] = counts
+        told = self._exchanges.board.gather(mine)
+        most = held = 0
+        received = [0] * nr_ranks
+        for tokens, slots, *to in told[:, : 2 + nr_ranks].tolist():
+            most, held = max(most, tokens), held | slots
+            received = [sum(both) for both in zip(received, to)]
+        nr_local = (nr_counts - nr_ranks) // nr_ranks
         first = 2 + nr_ranks + self._rank * nr_local
         found = told[:, first : first + nr_local].sum(0)
-        aligned = -(-found // alignment) * alignment
-        by_any = int(np.bitwise_or.reduce(told[:, 1]))
-        return Sizes(int(told[:, 0].max()), int(prefix[-1].max()), int(prefix[-1, self._rank]), aligned.tolist(), prefix, by_any)
+        if alignment > 1:
+            found = -(-found // alignment) * alignment
+        prefix = lambda: told[:, 2 : 2 + nr_ranks].cumsum(0, dtype=np.int32)  # noqa: E731
+        return Sizes(most, max(received), received[self._rank], found.tolist(), prefix, held)
 
     def _exchange(self, key: Any, rows: Rows, topk: int, nr_experts: int, sizes: Sizes, worst: int) -> Exchange:
         """With room for that many, the same on all ranks. It grows by doubling, and what was before is given up."""
@@ -311,7 +319,10 @@ class Normal:
         return moe
 
     def _begun(self, moe: Exchange, slot: int, plan: Optional[Plan] = None) -> None:
-        self._open[moe] = Round(slot, _nothing if plan is None else weakref.ref(plan), capturing(moe.on_device))
+        left: Callable[[], Optional[Plan]] = _nothing
+        if plan is not None:
+            left = weakref.ref(plan)
+        self._open[moe] = Round(slot, left, capturing(moe.on_device))
 
     def _taken(self, moe: Exchange, slot: int, received: Any, rows: Rows, nr_rows: int, call: Call) -> Tuple[Rows, Any]:
         """Received rows, which last as long as the caller has them, and weights, if these do too. On a GPU extent is the most there can
@@ -415,7 +426,7 @@ class Normal:
         self._begun(moe, slot, route.plan)
         recv_ids = None
         if topk:
-            recv_ids = wide if worst else received.topk_ids[:extent].to(torch.int64)
+            recv_ids = wide if worst else self._places_of(moe).of(slot, received).topk_ids[:extent].to(torch.int64)
             if recv_weights is None and extent == sizes.nr_rows:
                 recv_weights = received.topk_weights[:extent].clone()
             elif recv_weights is None or extent != sizes.nr_rows:
@@ -428,8 +439,8 @@ class Normal:
         if sizes.prefix is None:
             prefix = self._column(received, device)
         else:
-            told = torch.from_numpy(sizes.prefix)
-            prefix = told if device.type == "cpu" else _Later(lambda: told.to(device))
+            made = sizes.prefix
+            prefix = _Later(lambda: torch.from_numpy(made()).to(device))
         handle = Handle((prefix, route, route, self._sources(moe, slot, received, sizes.nr_rows, device), in_rank, None))
         return taken.given(), recv_ids, recv_weights, sizes.by_expert, handle
 
@@ -452,9 +463,10 @@ class Normal:
 
     def _sources(self, moe: Exchange, slot: int, received: Any, nr_rows: int, device: Any) -> Any:
         """recv_src_idx: the number of each row's token on its rank."""
-        extent, rows = moe._slots[slot].extent, received.rows
+        extent = moe._slots[slot].extent
         if moe.on_device and extent == nr_rows:
-            return rows[:extent, 1].clone(memory_format=torch.contiguous_format)
+            return self._places_of(moe).of(slot, received).sources[:extent].clone(memory_format=torch.contiguous_format)
+        rows = received.rows
         found = torch.empty(nr_rows, dtype=torch.int32, device=device)
         if extent:
             tokens = rows[:extent, 1] if moe.on_device else torch.from_numpy(np.ascontiguousarray(rows["token"][:extent]))

@@ -34,6 +34,11 @@ class Place:
     def __init__(self, moe: Exchange, slot: int, received: Any):
         self.address = moe._slots[slot].received.x
         self.tensors = [self._whole(moe, received, name) for name in ("x", "scales", "topk_weights")]
+        self.topk_ids = self._whole(moe, received, "topk_ids")
+        self.sources: Any = None
+        """On a device: the number of each row's token on its rank."""
+        if moe.on_device:
+            self.sources = self._whole(moe, received, "rows")[:, 1]
         self.stream: Any = None
         """That of the caller who has been given them last."""
         self._stores = [tensor.untyped_storage() for tensor in self.tensors if tensor is not None]
@@ -72,17 +77,21 @@ class Places:
 
     def held(self) -> int:
         """A bit for each slot that this rank's callers hold."""
-        return sum(1 << slot for slot, place in self._places.items() if place.is_held())
+        return sum(1 << slot for slot, place in self._places.items() if slot and place.is_held())
 
     def agree(self, held: int, under_way: int) -> None:
         """held: by any rank."""
         self._free = [slot for slot in self._all if slot != under_way and not held >> slot & 1]
 
-    def show(self, slot: int, received: Any, nr_rows: int, call: Call) -> Tuple[Any, Any, Any]:
-        """Rows, scales and weights of a round in that slot."""
+    def of(self, slot: int, received: Any) -> Place:
         place = self._places.get(slot)
         if place is None or place.address != self._moe._slots[slot].received.x:
             place = self._places[slot] = Place(self._moe, slot, received)
+        return place
+
+    def show(self, slot: int, received: Any, nr_rows: int, call: Call) -> Tuple[Any, Any, Any]:
+        """Rows, scales and weights of a round in that slot."""
+        place = self.of(slot, received)
         place.stream = call.current
         x, scales, weights = (None if tensor is None else _first(tensor, nr_rows) for tensor in place.tensors)
         return x, scales, weights
