@@ -229,7 +229,7 @@ static void exact(void **state)
 /* One rank, two experts of which the token goes to the second. */
 static const struct tern_moe_config *alone_config(enum tern_dtype dtype)
 {
-	static struct tern_moe_config config;
+	static _Thread_local struct tern_moe_config config;
 
 	tern_moe_config_init(&config);
 	config.hidden = 16;

@@ -37,7 +37,7 @@ both_ends='verbs@rxe$((1 + TERN_RANK % 2)),rxe$((2 - TERN_RANK % 2))' # a NIC ta
 
 # Every case of the conformance suite, the faults, and both ways of posting.
 part_transport() {
-	TERN_TEST_DIVISOR=4 suite "$BUILD/tests/transport/test_transport" verbs:rxe0
+	TERN_TEST_DIVISOR=12 suite "$BUILD/tests/transport/test_transport" verbs:rxe0
 	doctor
 	TERN_TEST_DIVISOR=20 TERN_VERBS_POST=classic suite "$BUILD/tests/transport/test_transport" verbs:rxe0 info inline messages order soak
 	TERN_TEST_DIVISOR=20 TERN_VERBS_MTU=256 TERN_VERBS_CHAIN=1 suite "$BUILD/tests/transport/test_transport" verbs:rxe0 unaligned order soak
