@@ -440,8 +440,9 @@ fuzz() {
 		[ -x "$fuzzer" ] || continue
 		name=${fuzzer##*/}
 		mkdir -p "$LOGS/$name"
-		# A directory of its own takes the crash files; a committed corpus, where there is one, is read.
-		test "fuzz/$name" 240 "$fuzzer" -runs="$(runs_of "$name")" -timeout=0 -seed=1 -print_final_stats=0 -verbosity=0 \
+		# A directory of its own takes the crash files; a committed corpus, where there is one, is read. What a fuzzer
+		# finds would end it with 77.
+		test "fuzz/$name" 240 "$fuzzer" -runs="$(runs_of "$name")" -timeout=0 -seed=1 -error_exitcode=1 -print_final_stats=0 -verbosity=0 \
 			-artifact_prefix="$LOGS/$name/" "$LOGS/$name" $(ls -d tests/fuzz/corpus/"${name#fuzz_}" 2>/dev/null)
 	done
 	finish

@@ -214,21 +214,23 @@ static int begin_again(struct program *p, struct fault *fault)
 	return texts_create(&p->options.plan, &p->texts, fault);
 }
 
-/* A length that lasts: for who kills ranks. */
+/* A length that lasts: for who kills ranks. Who joined in the last time has done all there is. */
 static int repeat(struct program *p, struct elastic_run *run, struct fault *fault)
 {
-	struct texts first = p->texts;
 	int rc = 0;
 
-	p->texts = (struct texts){0};
 	for (uint32_t i = run->nr_before + 1; i < p->options.nr_repeats && !rc; i++) {
+		struct texts before = p->texts;
+
+		p->texts = (struct texts){0};
 		rc = begin_again(p, fault);
 		run->nr_before = i;
 		rc = rc ? rc : elastic_generate(run, fault);
-		if (!rc && compare(&first, &p->texts) != VERDICT_SAME)
-			rc = fault_say(fault, "time %u gave other texts than the first", i + 1);
+		if (!rc && compare(&before, &p->texts) != VERDICT_SAME)
+			rc = fault_say(
+				fault, "time %u gave other texts than the one before", i + 1);
+		texts_destroy(&before);
 	}
-	texts_destroy(&first);
 	return rc;
 }
 

@@ -818,8 +818,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
 	MUST(rc == 0 || rc == TERN_ERR_INVALID || rc == TERN_ERR_NOMEM || rc == TERN_ERR_SYSTEM);
 	MUST((rc == 0) == (w->moe != NULL));
 	if (!rc) {
-		check_memory(w->moe, &w->c);
 		w->c.mode = (enum tern_mode)tern_moe_mode(w->moe);
+		check_memory(w->moe, &w->c);
 	}
 	if (!rc && settings_are_small(&w->c))
 		run_calls(w);
