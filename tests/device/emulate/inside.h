@@ -30,7 +30,7 @@ struct emulated_warp {
 struct emulated_block {
 	struct operation *launch;
 	struct emulated_warp *warps;
-	uint32_t nr_warps, nr_lanes, nr_ended, nr_let;
+	uint32_t nr_warps, nr_lanes, nr_ended, has_let;
 	struct emulated_barrier barriers[BLOCK_BARRIERS];
 	uint32_t *shared;
 };

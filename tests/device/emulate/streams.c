@@ -329,7 +329,7 @@ void block_ended(struct emulated_block *block)
 		lane->next_free = stream->free_lanes;
 		stream->free_lanes = lane;
 	}
-	if (block->nr_let < block->nr_lanes)
+	if (!block->has_let)
 		op->nr_let++;
 	free(block->warps);
 	free(block->shared);

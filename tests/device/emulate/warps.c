@@ -294,13 +294,16 @@ uint32_t emulated_has_copy_engine(void)
 	return emulated_settings()->code >= 90;
 }
 
-/* Code for sm_80 does neither. */
+/* Code for sm_80 does neither. A block's first lane that says so counts: those that say it later
+ * change nothing (PTX ISA, griddepcontrol). */
 void emulated_let_next_start(void)
 {
 	struct emulated_block *block = emulated_lane->warp->block;
 
-	if (emulated_settings()->code >= 90 && ++block->nr_let == block->nr_lanes)
-		block->launch->nr_let++;
+	if (emulated_settings()->code < 90 || block->has_let)
+		return;
+	block->has_let = 1;
+	block->launch->nr_let++;
 }
 
 void emulated_wait_for_previous(void)

@@ -60,6 +60,7 @@ static __device__ __forceinline__ void gate_count_rows(
 	__syncwarp();
 	if (here)
 		word_add_release(&g->ready[tile_of(g, local, row)], 1);
+	__syncwarp(); /* a line is whole to lanes that load it together */
 }
 
 /* Lane k's tile of y is whole, if `tile` is one. By a warp; false: it did not become so in time,
