@@ -2,7 +2,8 @@
 /*
  * Gates (src/gpu/cuda/ll/gate.cuh, include/tern_device.cuh): kernels of one rank that read rows while the dispatch still brings others, and a combine that takes y while it is made.
  *
- *   dispatch   two warps that each store a row, if it comes, and count it; and who publishes how many there are, adds what is missing of a whole tile, and zeroes the marks of y
+ *   dispatch   two warps that each store a row, if it comes, and count it; who publishes how many there are, and zeroes the marks of y before; and who adds what is missing of a whole tile, at any
+ *              time
  *   reader     may run from when the dispatch has begun its round; waits for counts and for the tile; ends behind a wait for the dispatch's end
  *   maker      may run from when the reader has begun; waits for the reader's end, lets the combine start, stores y and marks its tile
  *   ending     a gated combine; or a release, behind the maker's end; then the next round
@@ -34,11 +35,6 @@ inline publish(r)
 #ifndef BREAK_MARKS_KEPT
 	done = 0;
 #endif
-#ifdef BREAK_NOTHING_ADDED
-	skip;
-#else
-	ready = ready + WHOLE - nr[r];
-#endif
 #ifndef BREAK_COUNTED_FIRST
 	counted = r;
 #endif
@@ -57,6 +53,14 @@ proctype warp(byte r; byte i)
 #endif
 	:: else
 	fi;
+	warps[r]++;
+}
+
+proctype filler(byte r)
+{
+#ifndef BREAK_NOTHING_ADDED
+	ready = ready + WHOLE - nr[r];
+#endif
 	warps[r]++;
 }
 
@@ -86,8 +90,9 @@ active proctype dispatch()
 #endif
 		run warp(r, 0);
 		run warp(r, 1);
+		run filler(r);
 		publish(r);
-		warps[r] == 2;
+		warps[r] == 3;
 		ended = r;
 		r++;
 	:: else -> break

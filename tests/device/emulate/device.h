@@ -83,13 +83,6 @@ static inline void word_release(void *to, uint32_t v)
 	__atomic_store_n((uint32_t *)to, v, __ATOMIC_RELEASE);
 }
 
-static inline void word_add_release(void *to, uint32_t v)
-{
-	emulated_fence();
-	emulated_moves();
-	__atomic_fetch_add((uint32_t *)to, v, __ATOMIC_RELEASE);
-}
-
 static inline uint32_t word_acquire(const void *from)
 {
 	emulated_may_yield();
@@ -98,6 +91,11 @@ static inline uint32_t word_acquire(const void *from)
 }
 
 static inline void stores_before()
+{
+	emulated_fence();
+}
+
+static inline void stores_before_here()
 {
 	emulated_fence();
 }
@@ -144,7 +142,9 @@ static inline uint32_t tern_word_acquire(const uint32_t *from)
 
 static inline void tern_word_add(uint32_t *to, uint32_t v)
 {
-	word_add_release(to, v);
+	emulated_fence();
+	emulated_moves();
+	__atomic_fetch_add(to, v, __ATOMIC_RELEASE);
 }
 
 static inline uint64_t tern_now_ns()

@@ -76,16 +76,17 @@ __device__ __forceinline__ uint32_t word_acquire(const void *from)
 
 /* Adds to a word of this GPU's own memory: what this lane has stored, and what it has seen of
  * others', comes before. */
-__device__ __forceinline__ void word_add_release(void *to, uint32_t v)
-{
-	asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(v) : "memory");
-}
-
 /* All that this lane has stored, and what it has seen of others', comes before what it stores from
  * here on. */
 __device__ __forceinline__ void stores_before()
 {
 	asm volatile("fence.acq_rel.sys;" ::: "memory");
+}
+
+/* The same to threads of this GPU. */
+__device__ __forceinline__ void stores_before_here()
+{
+	asm volatile("fence.acq_rel.gpu;" ::: "memory");
 }
 
 __device__ __forceinline__ uint4 piece_acquire(const void *from)

@@ -76,22 +76,25 @@ static dispatch_kernel choose_cells(enum gpu_x kind, uint32_t nr_vectors, bool s
 	return NULL;
 }
 
+template <int X, int ND> static dispatch_kernel gated(int which)
+{
+	return which == GPU_PLAIN ? tern::dispatch_ll<GPU_FLAG128, X, ND, GPU_PLAIN, false, true>
+				  : tern::dispatch_ll<GPU_FLAG128, X, ND, GPU_ANY, false, true>;
+}
+
 /* Of what layers' kernels read: GPU_FLAG128, two vectors (rows of bytes as they are: or four). */
-static dispatch_kernel choose_gated(const struct gpu_dispatch *d)
+static dispatch_kernel choose_gated(const struct gpu_dispatch *d, int which)
 {
 	if (d->exchange.format != GPU_FLAG128 || d->by_source)
 		return NULL;
 	if (d->kind == GPU_X_COPY && d->exchange.row.nr_vectors == 4)
-		return tern::dispatch_ll<GPU_FLAG128, GPU_X_COPY, 4, GPU_ANY, false, true>;
+		return gated<GPU_X_COPY, 4>(which);
 	if (d->exchange.row.nr_vectors != 2)
 		return NULL;
-	return d->kind == GPU_X_COPY
-		       ? tern::dispatch_ll<GPU_FLAG128, GPU_X_COPY, 2, GPU_ANY, false, true>
-	       : d->kind == GPU_X_GIVEN
-		       ? tern::dispatch_ll<GPU_FLAG128, GPU_X_GIVEN, 2, GPU_ANY, false, true>
-	       : d->kind == GPU_X_BF16
-		       ? tern::dispatch_ll<GPU_FLAG128, GPU_X_BF16, 2, GPU_ANY, false, true>
-		       : NULL;
+	return d->kind == GPU_X_COPY    ? gated<GPU_X_COPY, 2>(which)
+	       : d->kind == GPU_X_GIVEN ? gated<GPU_X_GIVEN, 2>(which)
+	       : d->kind == GPU_X_BF16  ? gated<GPU_X_BF16, 2>(which)
+					: NULL;
 }
 
 /* NULL: there is none. */
@@ -102,7 +105,7 @@ static dispatch_kernel choose(const struct gpu_dispatch *d, int which, bool slic
 	if (e->internode)
 		return internode_dispatch_kernel(d, sliced);
 	if (d->gate.row_bits)
-		return sliced ? NULL : choose_gated(d);
+		return sliced ? NULL : choose_gated(d, which);
 	return e->format == GPU_FLAG128 ? choose_lines(d->kind, which, e->row.nr_vectors, sliced)
 					: choose_cells(d->kind, e->row.nr_vectors, sliced);
 }

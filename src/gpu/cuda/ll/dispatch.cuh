@@ -439,6 +439,11 @@ struct placed {
 	uint32_t first; /* the expert's first row; where gates are */
 };
 
+static __device__ __forceinline__ uint32_t gate_tile(const struct gpu_gate *g, struct placed f)
+{
+	return f.position == UINT32_MAX ? UINT32_MAX : tile_of(g, f.local, f.position - f.first);
+}
+
 /* For the combine, and for the caller: one piece of work with a row's head. */
 template <int FORMAT, int CASE, bool GATED>
 static __device__ __forceinline__ bool describe_row(
@@ -466,10 +471,7 @@ static __device__ __forceinline__ bool describe_row(
 		e->row_routes[row * e->topk + lane_id()] = make_uint2(position, weight);
 	if constexpr (GATED)
 		if (lane_id() < e->topk)
-			d->gate.route_tiles[row * e->topk + lane_id()] =
-				position == UINT32_MAX
-					? UINT32_MAX
-					: tile_of(&d->gate, f.local, position - f.first);
+			d->gate.route_tiles[row * e->topk + lane_id()] = gate_tile(&d->gate, f);
 	if (lane_id() < e->topk && a.source == e->rank)
 		e->own_positions[a.token * e->topk + lane_id()] = position;
 	tell_row<CASE>(d, a, f.local, position, weight);
@@ -485,7 +487,7 @@ static __device__ __forceinline__ uint32_t number_of_scales(
 }
 
 /* The pieces have been looked for already. */
-template <int FORMAT, bool SCALED, int ND, bool GATED>
+template <int FORMAT, bool SCALED, int ND>
 static __device__ __forceinline__ bool receive_segment(const struct gpu_dispatch *d, uint32_t epoch,
 	struct share a, struct placed f, segment<FORMAT, SCALED, ND> &s)
 {
@@ -500,10 +502,6 @@ static __device__ __forceinline__ bool receive_segment(const struct gpu_dispatch
 		return false;
 	segment_unpack(s);
 	store_rows(d, s, x, targets, f.position, scales_at);
-	if constexpr (GATED)
-		gate_count_rows(&d->gate, f.local,
-			f.position == UINT32_MAX ? 0 : f.position - f.first,
-			f.position != UINT32_MAX);
 	return true;
 }
 
@@ -529,23 +527,24 @@ static __device__ __forceinline__ bool places_rows(
 		       : warp == 0;
 }
 
-/* All plans are noted: positions, and for the caller and the combine how many rows there are. */
+/* All plans are noted: positions, and for the caller and the combine how many rows there are.
+ * gate_round: of gates. */
 template <int CASE, bool GATED>
-static __device__ __forceinline__ void place_rows(
-	const struct gpu_dispatch *d, const struct positions *p, uint32_t warp, uint32_t nr_warps)
+static __device__ __forceinline__ void place_rows(const struct gpu_dispatch *d,
+	const struct positions *p, uint32_t warp, uint32_t nr_warps, uint32_t gate_round)
 {
 	if (CASE == GPU_PLAIN || !d->by_source) /* the last warps have the fewest rows */
 		place_experts<CASE>(d, p, (nr_warps - 1 - warp) * LANES + lane_id(),
-			nr_warps * LANES, blockIdx.x == 0);
+			nr_warps * LANES, blockIdx.x == (GATED ? gridDim.x - 1 : 0));
 	else if (warp == 0)
 		place_sources(d, p, blockIdx.x == 0);
 	if (blockIdx.x == gridDim.x - 1 && warp == 0)
 		count_rows(&d->exchange, p);
 	warps_sync(nr_warps * LANES);
-	if constexpr (GATED)
-		if (blockIdx.x == 0)
-			gate_publish(&d->gate, d->out_counts, d->exchange.nr_local,
-				warp * LANES + lane_id(), nr_warps * LANES);
+	if (GATED && is_gate_warp(warp, nr_warps))
+		gate_publish(d, p, gate_round);
+	if (GATED && warp == nr_warps - 1)
+		gate_fill(d, p);
 	if (warp == 0)
 		trace_mark(&d->exchange, 5);
 }
@@ -553,14 +552,19 @@ static __device__ __forceinline__ void place_rows(
 template <int FORMAT, int X, int ND, int CASE, bool GATED>
 static __device__ __forceinline__ bool receive_part(const struct gpu_dispatch *d,
 	const struct positions *p, uint32_t epoch, struct share a, struct found f,
-	segment<FORMAT, x_kind<X>::SCALED, ND> &s)
+	segment<FORMAT, x_kind<X>::SCALED, ND> &s, struct gate_stored *stored)
 {
 	struct placed at = {f.local, position_of<CASE>(d, p, a, f), 0, 0};
 
 	if (GATED && f.local != UINT32_MAX)
 		at.first = p->start[f.local];
-	if (a.which < d->exchange.row.nr_segments)
-		return receive_segment<FORMAT, x_kind<X>::SCALED, ND, GATED>(d, epoch, a, at, s);
+	if (a.which < d->exchange.row.nr_segments) {
+		if (!receive_segment<FORMAT, x_kind<X>::SCALED, ND>(d, epoch, a, at, s))
+			return false;
+		if constexpr (GATED)
+			gate_note_rows(&d->gate, stored, gate_tile(&d->gate, at));
+		return true;
+	}
 	at.number = bits_before(p, p->present + a.source * p->stride, a.token);
 	return describe_row<FORMAT, CASE, GATED>(d, epoch, a, at, s.v[0]);
 }
@@ -569,13 +573,15 @@ static __device__ __forceinline__ bool receive_part(const struct gpu_dispatch *d
  * and others not: they leave together. */
 template <int FORMAT, int X, int ND, int CASE, bool FAR, bool GATED>
 static __device__ __forceinline__ void receive_all(const struct gpu_dispatch *d,
-	struct positions *p, uint4 state, uint32_t warp, uint32_t nr_warps)
+	struct positions *p, uint4 state, uint32_t warp, uint32_t nr_warps, uint32_t gate_round)
 {
 	const struct gpu_exchange *e = &d->exchange;
 	uint32_t thread = warp * LANES + lane_id(), first = warp * gridDim.x + blockIdx.x,
 		 nr_shares = 0, epoch = state.x, tokens = own_tokens(d, state),
 		 own = tokens * e->by_row_parts.d;
+	struct gate_stored stored;
 
+	gate_nothing_stored(&stored);
 	positions_clear(p, e->nr_ranks, thread, nr_warps * LANES);
 	if (!forward_rows<FAR>(e, epoch, state.w, warp, nr_warps))
 		state.w = 1; /* others of the block may not have seen that */
@@ -601,15 +607,17 @@ static __device__ __forceinline__ void receive_all(const struct gpu_dispatch *d,
 		if (there && !places) /* needs no positions: while others make them */
 			f = find_row<CASE>(d, p, a);
 		if (i == first) {
-			place_rows<CASE, GATED>(d, p, warp, nr_warps);
+			place_rows<CASE, GATED>(d, p, warp, nr_warps, gate_round);
 			nr_shares = own + *p->most_tokens * e->by_others.d * e->by_row_parts.d;
 		}
 		if (there && places)
 			f = find_row<CASE>(d, p, a);
 		if (f.here && i < nr_shares &&
-			!receive_part<FORMAT, X, ND, CASE, GATED>(d, p, epoch, a, f, s))
+			!receive_part<FORMAT, X, ND, CASE, GATED>(d, p, epoch, a, f, s, &stored))
 			return;
 	}
+	if constexpr (GATED)
+		gate_count_rows(&d->gate, &stored);
 	trace_mark(e, 6);
 	if (blockIdx.x == 0 && thread == 0) {
 		e->state->epoch_combine = epoch;
@@ -628,15 +636,15 @@ static __global__ void __launch_bounds__(512, 1)
 {
 	BLOCK_MEMORY(shared);
 	const struct gpu_exchange *e = &d.exchange;
-	uint32_t warp = threadIdx.x / LANES, nr_warps = blockDim.x / LANES;
+	uint32_t warp = threadIdx.x / LANES, nr_warps = blockDim.x / LANES, gate_round = 0;
 
 	if (warp == 0)
 		trace_mark(e, 0);
 	wait_for_previous();
-	if constexpr (GATED)
-		if (blockIdx.x == 0 && d.roles & GPU_RECEIVE)
-			gate_begin(&d.gate);
-	let_next_start();
+	if (!GATED || !(d.roles & GPU_RECEIVE) || blockIdx.x != gridDim.x - 1)
+		let_next_start();
+	else if (is_gate_warp(warp, nr_warps))
+		gate_round = gate_begin(&d.gate);
 	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed
 						 */
 
@@ -654,7 +662,7 @@ static __global__ void __launch_bounds__(512, 1)
 		struct positions p = positions_in<FORMAT>(shared, e);
 
 		receive_all<FORMAT, X, ND, CASE, FAR, GATED>(
-			&d, &p, state, warp - send_warps, nr_warps - send_warps);
+			&d, &p, state, warp - send_warps, nr_warps - send_warps, gate_round);
 	}
 }
 } // namespace tern

@@ -143,7 +143,7 @@ static __device__ __forceinline__ bool receive_slice(const struct gpu_dispatch *
 		look_for_part<FORMAT, x_kind<X>::SCALED, ND, FAR>(e, s, slice, p->i, p->nr, after);
 		if (__any_sync(ALL_LANES, f.local != UINT32_MAX) &&
 			!(a.which < e->row.nr_segments
-					? receive_segment<FORMAT, x_kind<X>::SCALED, ND, false>(
+					? receive_segment<FORMAT, x_kind<X>::SCALED, ND>(
 						  d, epoch, a, f, pieces)
 					: describe_row<FORMAT, CASE, false>(
 						  d, epoch, a, f, pieces.v[0])))

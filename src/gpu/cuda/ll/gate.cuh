@@ -6,27 +6,42 @@
  *   gate_begin, before the kernel behind   tern_gate_open             it knows the round
  *     may start
  *   gate_publish: counts are stored        tern_counts                counts and offsets are there
- *   gate_count_rows: a segment is stored   tern_wait_rows             all rows of a tile are there
+ *   gate_count_rows: segments are stored   tern_wait_rows             all rows of a tile are there
  *   tern_tile_done: y is stored            await_tiles                a tile's rows of y are there
  *
  * A tile's word counts segments of rows. Each round adds the same to it, whatever comes: what is
- * missing of a whole tile is added with the counts. So it is whole when it has reached rounds times
- * that, nothing is cleared, and graphs replay. Marks of y are zeroed with the counts, before which
- * nobody has a row to compute.
+ * missing of a whole tile is added, too. So it is whole when it has reached rounds times that,
+ * nothing is cleared, and graphs replay. Marks of y are zeroed before the counts are told, before
+ * which nobody has a row to compute.
+ *
+ * No row waits for any of this: the last block's last warp, which has the fewest rows, begins the
+ * round and tells the counts; other warps count what they have stored when they have no more to
+ * store.
  */
 #ifndef TERN_GPU_CUDA_LL_GATE_CUH
 #define TERN_GPU_CUDA_LL_GATE_CUH
 
-#include "gpu/cuda/common/kernels.h"
 #include "gpu/cuda/common/wait.cuh"
+#include "gpu/cuda/ll/positions.cuh"
 
-/* By all threads of the first block of a kernel that receives, before it lets the next one start.
- */
-static __device__ __forceinline__ void gate_begin(const struct gpu_gate *g)
+#define GATE_UNCOUNTED 4 /* segments that a warp may store before it counts them */
+
+/* Of those that receive: which is none of the others'. */
+static __device__ __forceinline__ bool is_gate_warp(uint32_t warp, uint32_t nr_warps)
 {
-	if (threadIdx.x == 0)
-		word_release(&g->words[GPU_GATE_ROUND], word_load(&g->words[GPU_GATE_ROUND]) + 1);
-	__syncthreads();
+	return blockIdx.x == gridDim.x - 1 && warp == nr_warps - 1;
+}
+
+/* By the gate's warp, which alone lets the next kernel start for its block. The sum comes back from
+ * where the next kernel will read it, so it is there. Returns the round. */
+static __device__ __forceinline__ uint32_t gate_begin(const struct gpu_gate *g)
+{
+	uint32_t before = lane_id() == 0 ? atomicAdd(&g->words[GPU_GATE_ROUND], 1u) : 0;
+
+	before = __shfl_sync(ALL_LANES, before, 0);
+	if (before != UINT32_MAX) /* else it starts at this one's end */
+		let_next_start();
+	return before + 1;
 }
 
 static __device__ __forceinline__ uint32_t tile_of(
@@ -35,32 +50,80 @@ static __device__ __forceinline__ uint32_t tile_of(
 	return local * g->tiles + (row >> g->row_bits);
 }
 
-/* By all receiving warps of the first block, once they have met behind storing counts. */
-static __device__ __forceinline__ void gate_publish(const struct gpu_gate *g,
-	const uint32_t *counts, uint32_t nr_local, uint32_t thread, uint32_t nr_threads)
+/* By the last warp of each block that receives, when positions are known: what is missing of tiles,
+ * block after block a part. */
+static __device__ __forceinline__ void gate_fill(
+	const struct gpu_dispatch *d, const struct positions *p)
 {
-	uint32_t rows = 1u << g->row_bits;
+	const struct gpu_gate *g = &d->gate;
+	uint32_t nr = d->exchange.nr_local * g->tiles, rows = 1u << g->row_bits;
 
-	for (uint32_t i = thread; i < nr_local * g->tiles; i += nr_threads) {
+	for (uint32_t i = blockIdx.x * LANES + lane_id(); i < nr; i += gridDim.x * LANES) {
 		uint32_t local = i / g->tiles, first = (i - local * g->tiles) * rows,
-			 there = counts[local] > first ? min(counts[local] - first, rows) : 0;
+			 count = rows_of_expert(&d->exchange, p, local),
+			 there = count > first ? min(count - first, rows) : 0;
 
-		word_store(&g->done[i], 0);
-		atomicAdd(&g->ready[i], (rows - there) * g->parts);
+		if (there < rows)
+			atomicAdd(&g->ready[i], (rows - there) * g->parts);
 	}
-	warps_sync(nr_threads);
-	if (thread == 0)
-		word_release(&g->words[GPU_GATE_COUNTED], word_load(&g->words[GPU_GATE_ROUND]));
+	__syncwarp();
 }
 
-/* By a warp that has stored a segment of a row: lane k for its route there. */
+/* By the gate's warp, behind the barrier behind which the counts are stored. */
+static __device__ __forceinline__ void gate_publish(
+	const struct gpu_dispatch *d, const struct positions *p, uint32_t round)
+{
+	const struct gpu_gate *g = &d->gate;
+
+	for (uint32_t local = lane_id(); local < d->exchange.nr_local; local += LANES) {
+		uint32_t count = rows_of_expert(&d->exchange, p, local);
+
+		for (uint32_t first = 0; first < count; first += 1u << g->row_bits)
+			word_store(&g->done[tile_of(g, local, first)], 0);
+	}
+	__syncwarp();
+	stores_before_here();
+	if (lane_id() == 0)
+		word_store(&g->words[GPU_GATE_COUNTED], round);
+	__syncwarp();
+}
+
+/* Segments that a warp has stored and not counted: lane k's tiles of its route's rows. */
+struct gate_stored {
+	uint32_t tiles[GATE_UNCOUNTED]; /* UINT32_MAX: none */
+};
+
+static __device__ __forceinline__ void gate_nothing_stored(struct gate_stored *s)
+{
+#pragma unroll
+	for (uint32_t i = 0; i < GATE_UNCOUNTED; i++)
+		s->tiles[i] = UINT32_MAX;
+}
+
+/* By a warp: what all its lanes have stored comes before what each counts. */
 static __device__ __forceinline__ void gate_count_rows(
-	const struct gpu_gate *g, uint32_t local, uint32_t row, bool here)
+	const struct gpu_gate *g, struct gate_stored *s)
 {
 	__syncwarp();
-	if (here)
-		word_add_release(&g->ready[tile_of(g, local, row)], 1);
+	stores_before_here();
+#pragma unroll
+	for (uint32_t i = 0; i < GATE_UNCOUNTED; i++)
+		if (s->tiles[i] != UINT32_MAX)
+			atomicAdd(&g->ready[s->tiles[i]], 1u);
+	gate_nothing_stored(s);
 	__syncwarp(); /* a line is whole to lanes that load it together */
+}
+
+/* By a warp that has stored a segment: of lane k's route into `tile`, if it went there. */
+static __device__ __forceinline__ void gate_note_rows(
+	const struct gpu_gate *g, struct gate_stored *s, uint32_t tile)
+{
+	if (__any_sync(ALL_LANES, s->tiles[GATE_UNCOUNTED - 1] != UINT32_MAX))
+		gate_count_rows(g, s);
+#pragma unroll
+	for (uint32_t i = GATE_UNCOUNTED - 1; i > 0; i--)
+		s->tiles[i] = s->tiles[i - 1];
+	s->tiles[0] = tile;
 }
 
 /* Lane k's tile of y is whole, if `tile` is one. By a warp; false: it did not become so in time,

@@ -182,6 +182,15 @@ __device__ __forceinline__ uint32_t count_expert(
 					       : count_sources<0>(e, p, expert);
 }
 
+/* When positions are known. */
+__device__ __forceinline__ uint32_t rows_of_expert(
+	const struct gpu_exchange *e, const struct positions *p, uint32_t expert)
+{
+	uint32_t last = (e->nr_ranks - 1) * e->nr_local + expert;
+
+	return p->base[last] + count_bits<0>(p->bits + last * p->stride, p->words);
+}
+
 __device__ __forceinline__ uint32_t round_to_alignment(const struct gpu_dispatch *d, uint32_t rows)
 {
 	return gpu_div(rows + d->by_alignment.d - 1, d->by_alignment) * d->by_alignment.d;
