@@ -13,8 +13,8 @@
 #     bench       times of presets, by graph replay, around and beside work too, and NCCL's beside them
 #     long        ROUNDS rounds of each mode over fresh shapes, on 2, 4 and 8 GPUs; with fewer than 4, by 4 ranks that share them
 #     sanitize    compute-sanitizer's TOOLS: planted faults, which each has to find; one rank, all dtypes and layouts; a process on each of 2, 4 or 8 GPUs
-#     python      the package's tests on GPUs, with plain calls in graphs and operators in those of torch.compile; deep_ep's and, where transformers has expert
-#                 parallelism, models', by two ranks; both wheels of BUILD/wheels (scripts/wheels.sh,
+#     python      the package's tests on GPUs, with plain calls in graphs and operators in those of torch.compile; deep_ep's, vLLM's and SGLang's classes
+#                 over it (BUILD/engines) and, where transformers has expert parallelism, models', by two ranks; both wheels of BUILD/wheels (scripts/wheels.sh,
 #                 where nvcc is), found without settings; what a call costs
 #   STEPS=glob         of these only the steps whose names match: STAGES="check long" STEPS="*/@(nodes|ll-4)" (all)
 #   BUILD=dir   what was built (build)                 LOGS=dir    where all output goes (BUILD/gpus)
@@ -315,6 +315,14 @@ deep_ep_calls_of_python() {
 		-m tern_ep.deep_ep.bench --device cuda --tokens 1 8 --most 128 --graph --rounds 200
 }
 
+# vLLM's and SGLang's own classes, whose files are brought along: python3 python/tests/engines.py build/engines, where PyPI is.
+engines_of_python() {
+	compiled_calls || return
+	[ -d "$BUILD/engines" ] || { echo "skip: $BUILD/engines is not there: python/tests/engines.py fetches it"; return 77; }
+	python3 -c 'import torch, regex; torch.cuda.init()' 2>/dev/null || { echo "skip: no torch with CUDA, or no regex"; return 77; }
+	TERN_LIBRARY=$BUILD/libtern.so PYTHONPATH=python${PYTHONPATH:+:$PYTHONPATH} python3 python/tests/engine_ranks.py --device cuda --engines "$BUILD/engines"
+}
+
 models_of_python() {
 	compiled_calls || return
 	python3 -c 'import torch, pytest, transformers.distributed.expert_parallel; torch.cuda.init()' 2>/dev/null || { echo "skip: no torch with CUDA, or no transformers with expert parallelism"; return 77; }
@@ -324,14 +332,16 @@ models_of_python() {
 stage_python() {
 	step python/cuda 240 tests_of_python
 	step python/deep_ep 300 deep_ep_of_python
+	step python/engines 300 engines_of_python
 	step python/models 240 models_of_python
 	step python/wheels 400 wheels_of_python
 	step python/calls 120 calls_of_python
 	step python/deep_ep_calls 120 deep_ep_calls_of_python
 	grep -hE '^(torch|numpy) |us ' "$LOGS/python-calls.log" 2>/dev/null | sed 's/^/   /'
+	grep -h ' rounds, ' "$LOGS/python-engines.log" 2>/dev/null | sed 's/^/   /'
 }
 
-for function in verify generate same_text near_logits measure beside_nccl with_library under summaries without_fault has_sanitizer sanitize planted compiled_calls tests_of_python deep_ep_of_python models_of_python from_wheels wheels_of_python calls_of_python deep_ep_calls_of_python; do export -f "${function?}"; done
+for function in verify generate same_text near_logits measure beside_nccl with_library under summaries without_fault has_sanitizer sanitize planted compiled_calls tests_of_python deep_ep_of_python engines_of_python models_of_python from_wheels wheels_of_python calls_of_python deep_ep_calls_of_python; do export -f "${function?}"; done
 export BUILD LOGS LIBS PLANTED gpus LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}
 export TERN_CUDA_LIBRARY=${TERN_CUDA_LIBRARY:-$BUILD/libtern_cuda.so} # not all programs lie beside it
 [ "$gpus" -gt 0 ] || { echo "skip: no GPUs here"; exit 77; }

@@ -7,8 +7,8 @@
 #   BUILD=DIR STAGES="check bench" scripts/gpus.sh     there, in a checkout of the same commit
 #
 # BUILD=dir (build), CUDA_ARCH and CUDA_PTX as make takes them. Programs are stripped. Both wheels go with them where
-# BUILD/wheels has them (scripts/wheels.sh), and the libraries that programs look for as they run: cmocka and libfabric,
-# with what these need.
+# BUILD/wheels has them (scripts/wheels.sh), BUILD/engines (python/tests/engines.py), and the libraries that programs
+# look for as they run: cmocka and libfabric, with what these need.
 set -eu
 case ${1:---help} in --help) sed -n '3,/^set/ { /^set/d; s/^# \{0,1\}//; p }' "$0"; exit 0 ;; esac
 [ "$(realpath -m "$1")" != "$(realpath -m "${BUILD:-build}")" ] || { echo "DIR is where it is built"; exit 2; }
@@ -34,7 +34,8 @@ for name in libcmocka.so.0 libfabric.so.1; do
 	[ -n "$library" ] || { echo "no $name here"; continue; }
 	for file in "$library" $(needed "$library"); do cp -L "$file" "$DIR/lib/"; done
 done
-rm -rf "$DIR/wheels"
+rm -rf "$DIR/wheels" "$DIR/engines"
+[ ! -d "$BUILD/engines" ] || cp -r "$BUILD/engines" "$DIR/engines"
 for wheel in "$BUILD"/wheels/*.whl; do
 	[ ! -e "$wheel" ] || { mkdir -p "$DIR/wheels" && cp "$wheel" "$DIR/wheels/"; }
 done
