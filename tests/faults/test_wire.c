@@ -80,7 +80,7 @@ static void high_throughput(void **state)
 	pulled(TERN_HIGH_THROUGHPUT);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(low_latency),
@@ -89,5 +89,7 @@ int main(void)
 
 	setenv("TERN_FORCE_ENGINE", "1", 1);
 	setenv("TERN_TEST_TRANSPORTS", "verbs@rxe1 verbs@rxe1 verbs@rxe2", 1);
+	if (argc > 1)
+		cmocka_set_test_filter(argv[1]);
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
