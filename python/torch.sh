@@ -40,5 +40,5 @@ expect environment environment
 [ "$failures" -eq 0 ] || exit 1
 "$python" python/tests/engines.py "$TERN_ENGINES" || echo "# vLLM's and SGLang's files could not be fetched"
 expect examples examples
-(cd "$BUILD" && "$python" -m pytest -q --tap -rs -p no:cacheprovider "$TREE/python/tests/"test_{torch,torchrun,gradients,transformers,arrays,deep_ep,deep_ep_calls,plugins,engines}.py) || failures=1
+(cd "$BUILD" && "$python" -m pytest -q --tap -rs -p no:cacheprovider "$TREE/python/tests/"test_{torch,torchrun,gradients,transformers,arrays,deep_ep,deep_ep_calls,plugins,engines,gated}.py) || failures=1
 exit $failures

@@ -329,19 +329,30 @@ models_of_python() {
 	TERN_LIBRARY=$BUILD/libtern.so PYTHONPATH=python${PYTHONPATH:+:$PYTHONPATH} python3 -m pytest -q python/tests/test_transformers.py -k on_a_gpu
 }
 
+# A product in Triton behind gates.
+gated_of_python() {
+	compiled_calls || return
+	python3 -c 'import torch, triton; torch.cuda.init()' 2>/dev/null || { echo "skip: no torch with CUDA, or no triton"; return 77; }
+	for what in --check "--tokens 128"; do
+		# shellcheck disable=SC2086
+		TERN_LIBRARY=$BUILD/libtern.so PYTHONPATH=python${PYTHONPATH:+:$PYTHONPATH} torchrun --standalone --nproc-per-node "$gpus" examples/triton/gated.py $what || return
+	done
+}
+
 stage_python() {
 	step python/cuda 240 tests_of_python
 	step python/deep_ep 300 deep_ep_of_python
 	step python/engines 300 engines_of_python
 	step python/models 240 models_of_python
 	step python/wheels 400 wheels_of_python
+	step python/gated 120 gated_of_python
 	step python/calls 120 calls_of_python
 	step python/deep_ep_calls 120 deep_ep_calls_of_python
 	grep -hE '^(torch|numpy) |us ' "$LOGS/python-calls.log" 2>/dev/null | sed 's/^/   /'
 	grep -h ' rounds, ' "$LOGS/python-engines.log" 2>/dev/null | sed 's/^/   /'
 }
 
-for function in verify generate same_text near_logits measure beside_nccl with_library under summaries without_fault has_sanitizer sanitize planted compiled_calls tests_of_python deep_ep_of_python engines_of_python models_of_python from_wheels wheels_of_python calls_of_python deep_ep_calls_of_python; do export -f "${function?}"; done
+for function in verify generate same_text near_logits measure beside_nccl with_library under summaries without_fault has_sanitizer sanitize planted compiled_calls tests_of_python deep_ep_of_python engines_of_python models_of_python from_wheels wheels_of_python calls_of_python gated_of_python deep_ep_calls_of_python; do export -f "${function?}"; done
 export BUILD LOGS LIBS PLANTED gpus LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}
 export TERN_CUDA_LIBRARY=${TERN_CUDA_LIBRARY:-$BUILD/libtern_cuda.so} # not all programs lie beside it
 [ "$gpus" -gt 0 ] || { echo "skip: no GPUs here"; exit 77; }

@@ -42,6 +42,7 @@ from .errors import (
     WaitTimeoutError,
 )
 from .exchange import Exchange, Memory, Stats
+from .gate import Gate
 from .group import ENVIRONMENT, Change, Group, Path, Rendezvous, StoreRendezvous, Threads, View, restarts, run_threads
 from .layer import Activation, Layer, quantise_weights, stack_gate_up
 from .plan import Plan
@@ -65,6 +66,7 @@ __all__ = [
     "Error",
     "Exchange",
     "ExpelledError",
+    "Gate",
     "Group",
     "InvalidError",
     "Layer",

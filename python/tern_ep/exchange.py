@@ -20,6 +20,7 @@ from ._calls import Calls, OneAtATime, Slot
 from .arrays import Array, Dtype, View
 from .config import Config, Device, Layout, Mode, Scale
 from .errors import InvalidError, UnsupportedError, WaitReport, check, wait_report
+from .gate import Gate, gate_of
 from .group import Group
 from .plan import Plan
 from .received import Received, Wanted, shapes
@@ -222,6 +223,11 @@ class Exchange:
     def plan(self, slot: int = 0) -> Plan:
         """Where the rows of the slot's dispatch went, kept for other tokens and results: before its combine or release."""
         return Plan(self, slot)
+
+    def gate(self, slot: int = 0) -> Gate:
+        """For kernels that read the slot's rows while they come: on devices, with Config.gate_rows."""
+        with self._busy:
+            return gate_of(self, slot)
 
     # ---- both halves in one ----
 

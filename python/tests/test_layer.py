@@ -99,3 +99,11 @@ def test_quantised_weights() -> None:
     assert elements.dtype == torch.float8_e4m3fn and elements.shape == values.shape and scales.shape == (2, 2, 2)
     back = elements.float() * scales.repeat_interleave(128, 1).repeat_interleave(128, 2)[:, :200, :130]
     assert bool(((back - values).abs() <= values.abs() / 16 + scales.max(dim=2).values.max() * 2**-10).all())
+
+
+def test_gates_are_for_devices() -> None:
+    with tern_ep.Group.alone() as group, tern_ep.Exchange(group, config()) as moe:
+        with pytest.raises(tern_ep.InvalidError, match="not on a device"):
+            moe.gate()
+        with pytest.raises(tern_ep.InvalidError, match="slot is 2 of 2"):
+            moe.gate(2)
