@@ -726,6 +726,23 @@ TERN_API int tern_combine(
  * a plan that is gone, or another exchange's, is TERN_ERR_STATE. */
 TERN_API int tern_plan_create(tern_moe *moe, uint32_t slot, uint64_t *plan);
 
+/* What callers of other libraries keep of a round beside its plan, written by
+ * tern_plan_create_beside: on a device by the kernel that makes the plan, to memory of the device.
+ * NULL: not that. Positions without a row, and behind the last one, hold nothing of use. */
+struct tern_plan_beside {
+	size_t size TERN_SIZE_OF(tern_plan_beside); /* sizeof(struct tern_plan_beside) */
+	uint64_t nr_rows; /* in: positions that wide_ids and tokens have; later ones are not told */
+	int64_t *wide_ids; /* TERN_BY_SOURCE: [nr_rows][K] local expert ids of each row, -1: not
+			      here */
+	int32_t *tokens;   /* [nr_rows] tern_row.token of each row: its row in its source's x */
+	int32_t *topk_ids; /* [n][K] ids of this rank's tokens, as they were dispatched; -1 where
+			      they were none */
+};
+
+/* tern_plan_create, and what beside says. NULL: nothing. */
+TERN_API int tern_plan_create_beside(
+	tern_moe *moe, uint32_t slot, const struct tern_plan_beside *beside, uint64_t *plan);
+
 /* Local. TERN_ERR_STATE also while a combine with it has begun and not returned 0. */
 TERN_API int tern_plan_destroy(tern_moe *moe, uint64_t plan);
 

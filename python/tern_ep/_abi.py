@@ -129,6 +129,16 @@ class tern_memory(Structure):
     ]
 
 
+class tern_plan_beside(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("nr_rows", c_uint64),
+        ("wide_ids", c_void_p),
+        ("tokens", c_void_p),
+        ("topk_ids", c_void_p),
+    ]
+
+
 class tern_routes(Structure):
     _fields_ = [
         ("size", c_size_t),
@@ -564,6 +574,7 @@ STRUCTS: List[Any] = [
     tern_moe_config,
     tern_memory,
     tern_dispatch,
+    tern_plan_beside,
     tern_routes,
     tern_row,
     tern_received,
@@ -687,6 +698,7 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "tern_release": (c_int, [_moe, c_uint32]),
     "tern_received_sizes": (c_int, [_moe, c_uint32, POINTER(c_uint64), POINTER(c_uint64)]),
     "tern_plan_create": (c_int, [_moe, c_uint32, POINTER(c_uint64)]),
+    "tern_plan_create_beside": (c_int, [_moe, c_uint32, POINTER(tern_plan_beside), POINTER(c_uint64)]),
     "tern_plan_destroy": (c_int, [_moe, c_uint64]),
     "tern_moe_owed": (c_int, [_moe, c_uint32, POINTER(c_uint64)]),
     "tern_dispatch": (c_int, [_moe, POINTER(tern_dispatch), POINTER(tern_received)]),

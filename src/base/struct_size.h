@@ -40,6 +40,7 @@ static const struct struct_kind kind_memory = STRUCT_KIND(tern_memory, window_by
 static const struct struct_kind kind_dispatch = STRUCT_KIND(tern_dispatch, topk_ids);
 static const struct struct_kind kind_received = STRUCT_KIND(tern_received, offsets);
 static const struct struct_kind kind_combine = STRUCT_KIND(tern_combine, y);
+static const struct struct_kind kind_plan_beside = STRUCT_KIND(tern_plan_beside, topk_ids);
 static const struct struct_kind kind_routes = STRUCT_KIND(tern_routes, in_rank);
 static const struct struct_kind kind_gate = STRUCT_KIND(tern_gate, failed);
 static const struct struct_kind kind_wait_report = STRUCT_KIND(tern_wait_report, peer);

@@ -158,6 +158,21 @@ int arguments_received(const tern_moe *moe, const struct tern_received *received
 	return 0;
 }
 
+int arguments_beside(const tern_moe *moe, const struct tern_plan_beside *beside)
+{
+	if (beside->wide_ids && moe->config.layout != TERN_BY_SOURCE)
+		return fail(TERN_ERR_INVALID,
+			"tern_plan_create: wide_ids are wanted, but rows are by expert: it takes "
+			"TERN_BY_SOURCE");
+	if ((uintptr_t)beside->wide_ids % 8 == 0 && (uintptr_t)beside->tokens % 4 == 0 &&
+		(uintptr_t)beside->topk_ids % 4 == 0)
+		return 0;
+	return fail(TERN_ERR_INVALID,
+		"tern_plan_create: wide_ids at %p, tokens at %p and topk_ids at %p have to be "
+		"aligned to 8, 4 and 4 bytes",
+		(void *)beside->wide_ids, (void *)beside->tokens, (void *)beside->topk_ids);
+}
+
 static int check_rows(const tern_moe *moe, const char *name, const void *rows, size_t stride)
 {
 	uint32_t bytes = moe->layout.combine_row_bytes;

@@ -20,6 +20,8 @@ int arguments_plan(const struct tern_dispatch *args, uint32_t nr_tokens);
 uint64_t gemm_scales_stride(const tern_moe *moe, const struct tern_received *received);
 int arguments_received(const tern_moe *moe, const struct tern_received *received, const char *call);
 
+int arguments_beside(const tern_moe *moe, const struct tern_plan_beside *beside);
+
 /* Results of the received rows. How many came the host knows on the CPU alone. */
 int arguments_y(const tern_moe *moe, const struct tern_combine *args, uint64_t nr_rows);
 

@@ -3,6 +3,7 @@
  * for who runs them (ops.h). */
 #include "base/error.h"
 #include "base/struct_size.h"
+#include "exchange/arguments.h"
 #include "exchange/elastic.h"
 #include "exchange/ops.h"
 
@@ -130,14 +131,25 @@ int tern_release(tern_moe *moe, uint32_t slot)
 	return rc ? rc : told(moe, moe->ops->release(moe, slot));
 }
 
-int tern_plan_create(tern_moe *moe, uint32_t slot, uint64_t *plan)
+int tern_plan_create_beside(
+	tern_moe *moe, uint32_t slot, const struct tern_plan_beside *beside, uint64_t *plan)
 {
+	struct tern_plan_beside room = {.size = sizeof(room)};
 	int rc = slot_check(moe, slot, "tern_plan_create");
 
 	if (!rc && !plan)
 		rc = fail(TERN_ERR_INVALID, "tern_plan_create: plan is NULL");
 	rc = rc ? rc : check_plans(moe, "tern_plan_create");
-	return rc ? rc : told(moe, moe->ops->plan_create(moe, slot, plan));
+	if (rc)
+		return rc;
+	beside = beside ? struct_in(&kind_plan_beside, beside, &room) : &room;
+	rc = beside ? arguments_beside(moe, beside) : TERN_ERR_INVALID;
+	return rc ? rc : told(moe, moe->ops->plan_create(moe, slot, beside, plan));
+}
+
+int tern_plan_create(tern_moe *moe, uint32_t slot, uint64_t *plan)
+{
+	return tern_plan_create_beside(moe, slot, NULL, plan);
 }
 
 int tern_plan_destroy(tern_moe *moe, uint64_t plan)

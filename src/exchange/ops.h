@@ -27,7 +27,8 @@ struct exchange_ops {
 	int (*combine)(
 		tern_moe *moe, const struct tern_combine *args, void *out, size_t out_stride);
 	int (*release)(tern_moe *moe, uint32_t slot);
-	int (*plan_create)(tern_moe *moe, uint32_t slot, uint64_t *plan);
+	int (*plan_create)(tern_moe *moe, uint32_t slot, const struct tern_plan_beside *beside,
+		uint64_t *plan);
 	int (*plan_destroy)(tern_moe *moe, uint64_t plan);
 
 	/* Of an exchange that has not failed: 0, or the error that has ended it since the last

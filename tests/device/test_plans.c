@@ -25,10 +25,18 @@ struct kept {
 	uint64_t plan, round, extent; /* whose routes it has; 0: none */
 };
 
+/* Copies of what is told beside a plan, and of what it is a copy of. */
+struct told {
+	uint64_t rows, extent, ids;
+	uint8_t *device, *host;
+	uint64_t bytes[3], from[3];
+};
+
 /* The same steps on all ranks. */
 struct player {
 	struct device_rounds rounds;
 	struct kept kept[NR_KEPT];
+	struct told told;
 	uint64_t state, nr;
 };
 
@@ -63,6 +71,123 @@ static int end_combine(
 	return rc ? rc : device_verify_results(&p->rounds, slot, p->nr, m);
 }
 
+/* ---- what is told beside a plan -------------------------------------------------------------- */
+
+static uint64_t list_bytes(uint64_t nr, size_t each)
+{
+	return (nr * each + 16 + 15) / 16 * 16; /* and what nobody writes */
+}
+
+static int wrong(struct player *p, const char *what)
+{
+	if (!p->rounds.difference.nr++)
+		snprintf(p->rounds.difference.first, sizeof(p->rounds.difference.first),
+			"beside a plan: %s", what);
+	return 0;
+}
+
+static int compare_told(struct player *p, const struct told *t)
+{
+	struct device_rounds *r = &p->rounds;
+	const struct tern_moe_config *c = &r->job->config;
+	const int32_t *tokens = (const int32_t *)(t->host + t->from[1]),
+		      *ids = (const int32_t *)(t->host + t->from[2]);
+	const int64_t *wide = (const int64_t *)t->host;
+	const struct tern_row *rows = (const struct tern_row *)(t->host + t->from[2] + t->bytes[2]);
+	const int32_t *local = (const int32_t *)(rows + t->extent);
+	int32_t *given = calloc(t->ids + 1, sizeof(*given));
+	float *weights = calloc(t->ids + 1, sizeof(*weights));
+
+	if (given && weights)
+		job_routes(r->job, p->nr, r->rank, given, weights);
+	for (uint64_t i = 0; i < t->rows; i++)
+		if (c->layout != TERN_PADDED && tokens[i] != rows[i].token)
+			wrong(p, "a row's token");
+	for (uint64_t i = 0; i < t->rows * c->topk && c->layout == TERN_BY_SOURCE; i++)
+		if (wide[i] != local[i])
+			wrong(p, "a local id");
+	for (uint64_t i = 0; i < t->ids && given && weights; i++)
+		if (ids[i] != ((uint32_t)given[i] < c->nr_experts ? given[i] : -1))
+			wrong(p, "an id");
+	if (tokens[t->rows] != -1 || wide[t->rows * c->topk] != -1 || ids[t->ids] != -1)
+		wrong(p, "more than was asked for");
+	free(given);
+	free(weights);
+	return 0;
+}
+
+static int fetch_told(struct player *p, struct told *t, uint32_t slot, uint64_t *plan)
+{
+	struct device_rounds *r = &p->rounds;
+	struct device_lane *lane = &r->lanes[slot];
+	const struct tern_received *d = &lane->received;
+	bool by_source = r->job->config.layout == TERN_BY_SOURCE;
+	struct tern_plan_beside beside = {.size = sizeof(beside),
+		.nr_rows = t->rows,
+		.wide_ids = by_source ? (int64_t *)t->device : NULL,
+		.tokens = (int32_t *)(t->device + t->from[1]),
+		.topk_ids = (int32_t *)(t->device + t->from[2])};
+	uint64_t all = t->from[2] + t->bytes[2], rows = t->extent * sizeof(*d->rows);
+	int rc = device_passed_on(r, ops->fill(t->device, 0xff, all, lane->stream));
+
+	rc = rc ? rc : tern_plan_create_beside(r->moe, slot, &beside, plan);
+	rc = rc ? rc : device_passed_on(r, ops->copy(t->host, t->device, all, lane->stream));
+	if (!rc && rows)
+		rc = device_passed_on(r, ops->copy(t->host + all, d->rows, rows, lane->stream));
+	if (!rc && rows && by_source)
+		rc = device_passed_on(r,
+			ops->copy(t->host + all + rows, d->topk_ids,
+				t->extent * r->job->config.topk * sizeof(int32_t), lane->stream));
+	rc = rc ? rc : device_passed_on(r, ops->stream_wait(lane->stream));
+	return rc ? rc : compare_told(p, t);
+}
+
+static void lists_of(const struct device_rounds *r, struct told *t)
+{
+	uint64_t topk = r->job->config.topk;
+
+	t->bytes[0] = list_bytes(r->positions * topk, sizeof(int64_t));
+	t->bytes[1] = list_bytes(r->positions, sizeof(int32_t));
+	t->bytes[2] = list_bytes(r->job->config.max_tokens * topk, sizeof(int32_t));
+	t->from[1] = t->bytes[0];
+	t->from[2] = t->from[1] + t->bytes[1];
+}
+
+/* Once for all rounds: giving memory back would wait for kernels, which wait for other ranks. */
+static int told_open(struct player *p)
+{
+	struct device_rounds *r = &p->rounds;
+	uint64_t row = sizeof(struct tern_row) + r->job->config.topk * sizeof(int32_t), bytes;
+	int rc;
+
+	lists_of(r, &p->told);
+	bytes = p->told.from[2] + p->told.bytes[2];
+	rc = device_passed_on(r, ops->memory_create(bytes, (void **)&p->told.device));
+	return rc ? rc
+		  : device_passed_on(r,
+			    ops->host_create(bytes + r->positions * row, (void **)&p->told.host));
+}
+
+static void told_close(struct player *p)
+{
+	ops->memory_free(p->told.device);
+	ops->host_free(p->told.host);
+}
+
+static int make_plan(struct player *p, uint32_t slot, uint64_t extent, uint64_t *plan)
+{
+	struct device_rounds *r = &p->rounds;
+	struct told *t = &p->told;
+	uint64_t what = random_below(&p->state, 8); /* all ranks draw alike */
+
+	if (what < 4)
+		return tern_plan_create(r->moe, slot, plan);
+	t->rows = extent - (extent && what == 7);
+	t->extent = extent;
+	t->ids = job_nr_tokens(r->job, p->nr, r->rank) * r->job->config.topk;
+	return fetch_told(p, t, slot, plan);
+}
+
 /* A round with routes of its own, which a plan may be made of, in place of another. */
 static int fresh_round(struct player *p, uint32_t slot, struct kept *kept)
 {
@@ -78,7 +203,7 @@ static int fresh_round(struct player *p, uint32_t slot, struct kept *kept)
 	rc = device_put_rows(r, slot, p->nr, &m);
 	rc = rc ? rc : device_verify_rows(r, slot, p->nr, &extent);
 	if (!rc && keeps) {
-		rc = tern_plan_create(r->moe, slot, &kept->plan);
+		rc = make_plan(p, slot, extent, &kept->plan);
 		kept->round = p->nr;
 		kept->extent = extent;
 		if (!rc && old)
@@ -150,10 +275,12 @@ static void play(struct rank *rank)
 	int rc = device_choose(ops, (uint32_t)rank->rank);
 
 	rc = rc ? rc : device_rounds_open(&p.rounds, rank->group, job, ops);
+	rc = rc ? rc : told_open(&p);
 	for (; p.nr < nr && !rc && !p.rounds.difference.nr; p.nr++)
 		rc = step(&p);
 	judge(rank, &p, rc);
 	devices_close(rank, &p.rounds);
+	told_close(&p);
 }
 
 /* ---- by graphs ------------------------------------------------------------------------------- */

@@ -75,6 +75,90 @@ static int end_round(struct player *p, struct round *round)
 	return random_below(&p->state, 3) ? combine(p, round) : round_release(round);
 }
 
+/* What is told beside a plan, as its round has it. */
+struct told {
+	struct tern_plan_beside beside;
+	int32_t *ids; /* of the round */
+	float *weights;
+};
+
+static int told_open(struct told *t, const struct round *round)
+{
+	const struct tern_moe_config *c = &round->job->config;
+	uint64_t rows = round->received.extent + 1, topk = c->topk,
+		 routes = (uint64_t)c->max_tokens * topk + 1;
+	bool by_source = c->layout == TERN_BY_SOURCE;
+
+	t->beside = (struct tern_plan_beside){.size = sizeof(t->beside),
+		.nr_rows = rows - 1,
+		.wide_ids = by_source ? calloc(rows * topk, sizeof(int64_t)) : NULL,
+		.tokens = calloc(rows, sizeof(int32_t)),
+		.topk_ids = calloc(routes, sizeof(int32_t))};
+	t->ids = calloc(routes, sizeof(int32_t));
+	t->weights = calloc(routes, sizeof(float));
+	return t->beside.tokens && t->beside.topk_ids && t->ids && t->weights ? 0 : -1;
+}
+
+static void told_close(struct told *t)
+{
+	free(t->beside.wide_ids);
+	free(t->beside.tokens);
+	free(t->beside.topk_ids);
+	free(t->ids);
+	free(t->weights);
+}
+
+static bool is_row(const struct round *round, uint64_t position)
+{
+	const struct tern_received *r = &round->received;
+	uint32_t lists = round->job->config.layout == TERN_BY_SOURCE
+				 ? (uint32_t)round->rank->nr_ranks
+				 : (uint32_t)tern_moe_nr_local(round->moe);
+
+	for (uint32_t i = 0; i < lists; i++)
+		if (position >= r->offsets[i] && position < r->offsets[i] + r->counts[i])
+			return true;
+	return false;
+}
+
+/* The number of the first thing that is not so; 0: all is. */
+static int told_wrong(struct told *t, const struct round *round)
+{
+	const struct tern_received *r = &round->received;
+	const struct tern_plan_beside *b = &t->beside;
+	uint32_t rank = (uint32_t)round->rank->rank, topk = round->job->config.topk,
+		 n = job_nr_tokens(round->job, round->number, rank);
+
+	for (uint64_t i = 0; i < b->nr_rows; i++)
+		if (is_row(round, i) && b->tokens[i] != r->rows[i].token)
+			return 1;
+	for (uint64_t i = 0; i < b->nr_rows * topk && b->wide_ids; i++)
+		if (b->wide_ids[i] != r->topk_ids[i])
+			return 2;
+	job_routes(round->job, round->number, rank, t->ids, t->weights);
+	if (memcmp(b->topk_ids, t->ids, (size_t)n * topk * sizeof(*t->ids)))
+		return 3;
+	/* Behind them, nothing. */
+	return b->tokens[b->nr_rows] || (b->wide_ids && b->wide_ids[b->nr_rows * topk]) ? 4 : 0;
+}
+
+static int make_plan(struct player *p, struct round *round, uint64_t *plan)
+{
+	uint64_t what = random_below(&p->state, 8); /* all ranks draw alike */
+	struct told told;
+	int rc, wrong;
+
+	if (what < 4)
+		return tern_plan_create(round->moe, round->slot, plan);
+	rc = told_open(&told, round) ? TERN_ERR_NOMEM : 0;
+	if (!rc && told.beside.nr_rows && what == 7)
+		told.beside.nr_rows--;
+	rc = rc ? rc : tern_plan_create_beside(round->moe, round->slot, &told.beside, plan);
+	wrong = rc ? 0 : told_wrong(&told, round);
+	told_close(&told);
+	return wrong ? step_fails(round, "what is told beside a plan", wrong) : rc;
+}
+
 /* A round with routes of its own, which a plan may be made of, in place of another. */
 static int fresh_round(struct player *p, struct round *round, struct kept *kept)
 {
@@ -85,7 +169,7 @@ static int fresh_round(struct player *p, struct round *round, struct kept *kept)
 	if (halves(p, round))
 		return -1;
 	if (random_below(&p->state, 2)) {
-		rc = tern_plan_create(round->moe, round->slot, &kept->plan);
+		rc = make_plan(p, round, &kept->plan);
 		kept->round = p->nr;
 		kept->extent = round->received.extent;
 		if (!rc && old)
@@ -211,14 +295,18 @@ static int refuse_all(struct round *round)
 	uint64_t plan = 0, other = 0;
 	tern_moe *moe = round->moe;
 	int32_t ids[16] = {0};
+	struct tern_plan_beside odd = {
+		.size = sizeof(odd), .tokens = (int32_t *)(void *)((char *)ids + 1)};
 
 	round->number = 1;
 	if (wants(round, tern_plan_create(moe, 0, &plan), TERN_ERR_STATE, "dispatch_send") ||
 		wants(round, tern_plan_destroy(moe, 7), TERN_ERR_STATE, "no plan 7") ||
 		round_dispatch_send(round) ||
 		wants(round, tern_plan_create(moe, 0, &plan), TERN_ERR_STATE, "dispatch_recv") ||
-		round_dispatch_recv(round) || tern_plan_create(moe, 0, &plan) ||
-		tern_plan_create(moe, 0, &other))
+		round_dispatch_recv(round) ||
+		wants(round, tern_plan_create_beside(moe, 0, &odd, &plan), TERN_ERR_INVALID,
+			"have to be aligned") ||
+		tern_plan_create(moe, 0, &plan) || tern_plan_create(moe, 0, &other))
 		return -1;
 	combine.plan = plan;
 	combine.y = round->buffers->y;

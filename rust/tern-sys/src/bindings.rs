@@ -557,6 +557,32 @@ extern "C" {
     pub fn tern_plan_create(moe: *mut tern_moe, slot: u32, plan: *mut u64)
         -> ::std::os::raw::c_int;
 }
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct tern_plan_beside {
+    pub size: usize,
+    pub nr_rows: u64,
+    pub wide_ids: *mut i64,
+    pub tokens: *mut i32,
+    pub topk_ids: *mut i32,
+}
+impl Default for tern_plan_beside {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+extern "C" {
+    pub fn tern_plan_create_beside(
+        moe: *mut tern_moe,
+        slot: u32,
+        beside: *const tern_plan_beside,
+        plan: *mut u64,
+    ) -> ::std::os::raw::c_int;
+}
 extern "C" {
     pub fn tern_plan_destroy(moe: *mut tern_moe, plan: u64) -> ::std::os::raw::c_int;
 }

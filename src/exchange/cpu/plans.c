@@ -150,13 +150,19 @@ static struct kept_plan *plan_alloc(tern_moe *moe, const struct slot *s)
 	return NULL;
 }
 
+/* The logical experts of this rank's tokens; -1: none. */
+static void list_ids(const tern_moe *moe, const struct slot *s, int32_t *ids)
+{
+	for (size_t i = 0; i < (size_t)s->nr_tokens * moe->config.topk; i++)
+		ids[i] = s->physical[i] < 0 ? -1 : (int32_t)moe->placement.logical[s->physical[i]];
+}
+
 /* Where some ranks make the round for others, without their tokens, the parts do not fit together:
  * theirs are of the round as it was. */
 static void note_view(const tern_moe *moe, const struct slot *s, struct kept_plan *plan)
 {
-	for (size_t i = 0; i < (size_t)s->nr_tokens * moe->config.topk && moe->config.elastic; i++)
-		plan->ids[i] =
-			s->physical[i] < 0 ? -1 : (int32_t)moe->placement.logical[s->physical[i]];
+	if (moe->config.elastic)
+		list_ids(moe, s, plan->ids);
 	plan->shape = s->served ? 0 : moe->shape + 1;
 	plan->placed = s->placed;
 }
@@ -181,7 +187,24 @@ static int plan_make(tern_moe *moe, uint32_t slot, struct kept_plan **out)
 	return 0;
 }
 
-int cpu_plan_create(tern_moe *moe, uint32_t slot, uint64_t *out)
+/* Rows by position. */
+static void tell_beside(
+	const tern_moe *moe, const struct slot *s, const struct tern_plan_beside *beside)
+{
+	const struct output_layout *o = &moe->layout.output;
+	const struct tern_row *rows = (const struct tern_row *)(s->output + o->rows);
+	uint64_t nr = beside->nr_rows < s->extent ? beside->nr_rows : s->extent;
+
+	for (uint64_t i = 0; i < nr && beside->tokens; i++)
+		beside->tokens[i] = rows[i].token;
+	for (uint64_t i = 0; i < nr * moe->config.topk && beside->wide_ids; i++)
+		beside->wide_ids[i] = ((const int32_t *)(s->output + o->topk_ids))[i];
+	if (beside->topk_ids)
+		list_ids(moe, s, beside->topk_ids);
+}
+
+int cpu_plan_create(
+	tern_moe *moe, uint32_t slot, const struct tern_plan_beside *beside, uint64_t *out)
 {
 	const struct slot *s = &moe->slots[slot];
 	struct kept_plan *plan;
@@ -192,6 +215,7 @@ int cpu_plan_create(tern_moe *moe, uint32_t slot, uint64_t *out)
 	rc = plan_make(moe, slot, &plan);
 	if (rc)
 		return rc;
+	tell_beside(moe, s, beside);
 	plan->id = plan_number();
 	plan->next = moe->plans;
 	moe->plans = plan;

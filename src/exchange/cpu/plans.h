@@ -21,7 +21,8 @@ struct kept_plan {
 	uint64_t bytes;
 };
 
-int cpu_plan_create(tern_moe *moe, uint32_t slot, uint64_t *plan);
+int cpu_plan_create(
+	tern_moe *moe, uint32_t slot, const struct tern_plan_beside *beside, uint64_t *plan);
 int cpu_plan_destroy(tern_moe *moe, uint64_t plan);
 void plans_close(tern_moe *moe);
 

@@ -37,7 +37,7 @@ void device_exchange_input_error(
 int device_exchange_sizes(
 	struct device_exchange *exchange, const struct device_call *call, uint64_t sums[2]);
 int device_kept_create(struct device_exchange *exchange, const struct device_call *call,
-	uint32_t nr_tokens, struct device_kept **kept);
+	uint32_t nr_tokens, const struct tern_plan_beside *beside, struct device_kept **kept);
 void device_kept_destroy(struct device_exchange *exchange, struct device_kept *kept);
 uint64_t device_kept_bytes(const struct device_exchange *exchange);
 

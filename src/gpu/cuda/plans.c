@@ -141,17 +141,21 @@ static uint32_t nr_blocks_of(const struct device_exchange *x, const struct devic
 }
 
 static int keep(struct device_exchange *x, const struct device_call *call, uint32_t nr_tokens,
-	struct device_kept **kept)
+	const struct tern_plan_beside *beside, struct device_kept **kept)
 {
 	struct device_slot *s = &x->slots[call->slot];
+	struct gpu_plan_beside told = {.nr_rows = beside->nr_rows,
+		.wide_ids = beside->wide_ids,
+		.tokens = beside->tokens,
+		.topk_ids = beside->topk_ids};
 	struct gpu_kept k;
 	int rc = kept_take(x, nr_tokens, kept);
 
 	if (rc)
 		return rc;
 	k = kept_of(x, s, *kept);
-	rc = cuda_check(dispatch_keep_launch(
-				&s->dispatch, &s->ht, &k, all_blocks_of(x, call), call->stream),
+	rc = cuda_check(dispatch_keep_launch(&s->dispatch, &s->ht, &k, &told,
+				all_blocks_of(x, call), call->stream),
 		"the kernel that keeps a plan");
 	rc = rc ? rc : device_kept_used(*kept, call);
 	if (rc)
@@ -162,7 +166,7 @@ static int keep(struct device_exchange *x, const struct device_call *call, uint3
 /* While a stream is being captured, by whomever, memory and events are had by who says that he
  * knows what he does. */
 int device_kept_create(struct device_exchange *x, const struct device_call *call,
-	uint32_t nr_tokens, struct device_kept **kept)
+	uint32_t nr_tokens, const struct tern_plan_beside *beside, struct device_kept **kept)
 {
 	enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
 	int rc = device_check_current(x);
@@ -172,7 +176,7 @@ int device_kept_create(struct device_exchange *x, const struct device_call *call
 			  "cudaThreadExchangeStreamCaptureMode");
 	if (rc)
 		return rc;
-	rc = keep(x, call, nr_tokens, kept);
+	rc = keep(x, call, nr_tokens, beside, kept);
 	(void)cudaThreadExchangeStreamCaptureMode(&mode);
 	return rc;
 }

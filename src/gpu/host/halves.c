@@ -64,7 +64,7 @@ static int check_slot(tern_moe *moe, uint32_t slot, enum slot_state state, const
 	return rc;
 }
 
-static int check_reachable(const tern_moe *moe, const char *name, const void *pointer)
+int device_check_reachable(const tern_moe *moe, const char *name, const void *pointer)
 {
 	int rc = pointer ? moe->device->ops->pointer_check(pointer) : 0;
 
@@ -92,10 +92,10 @@ static int check_dispatch(tern_moe *moe, const struct tern_dispatch *args, const
 	rc = rc ? rc : arguments_dispatch(moe, args);
 	if (rc || !args->nr_tokens)
 		return rc;
-	rc = check_reachable(moe, "x", args->x);
-	rc = rc ? rc : check_reachable(moe, "scales", args->scales);
-	rc = rc ? rc : check_reachable(moe, "topk_ids", args->topk_ids);
-	return rc ? rc : check_reachable(moe, "topk_weights", args->topk_weights);
+	rc = device_check_reachable(moe, "x", args->x);
+	rc = rc ? rc : device_check_reachable(moe, "scales", args->scales);
+	rc = rc ? rc : device_check_reachable(moe, "topk_ids", args->topk_ids);
+	return rc ? rc : device_check_reachable(moe, "topk_weights", args->topk_weights);
 }
 
 static int check_received(tern_moe *moe, const struct tern_received *received, const char *call)
@@ -104,14 +104,14 @@ static int check_received(tern_moe *moe, const struct tern_received *received, c
 
 	if (!rc && !received->into_x && moe->config.caller_output)
 		rc = fail(TERN_ERR_INVALID, "%s: into_x is NULL, and caller_output was set", call);
-	rc = rc ? rc : check_reachable(moe, "into_x", received->into_x);
-	rc = rc ? rc : check_reachable(moe, "wide_ids", received->wide_ids);
-	rc = rc ? rc : check_reachable(moe, "expert_counts", received->expert_counts);
-	rc = rc ? rc : check_reachable(moe, "expert_totals", received->expert_totals);
-	rc = rc ? rc : check_reachable(moe, "gemm_scales", received->gemm_scales);
-	rc = rc ? rc : check_reachable(moe, "into_counts", received->into_counts);
-	rc = rc ? rc : check_reachable(moe, "into_offsets", received->into_offsets);
-	rc = rc ? rc : check_reachable(moe, "waited_ns", received->waited_ns);
+	rc = rc ? rc : device_check_reachable(moe, "into_x", received->into_x);
+	rc = rc ? rc : device_check_reachable(moe, "wide_ids", received->wide_ids);
+	rc = rc ? rc : device_check_reachable(moe, "expert_counts", received->expert_counts);
+	rc = rc ? rc : device_check_reachable(moe, "expert_totals", received->expert_totals);
+	rc = rc ? rc : device_check_reachable(moe, "gemm_scales", received->gemm_scales);
+	rc = rc ? rc : device_check_reachable(moe, "into_counts", received->into_counts);
+	rc = rc ? rc : device_check_reachable(moe, "into_offsets", received->into_offsets);
+	rc = rc ? rc : device_check_reachable(moe, "waited_ns", received->waited_ns);
 	if (!rc && moe->config.gate_rows && (received->into_counts || received->into_offsets))
 		rc = fail(TERN_ERR_INVALID,
 			"%s: into_counts or into_offsets is given; with gate_rows the lists are "
@@ -124,7 +124,7 @@ static int check_received(tern_moe *moe, const struct tern_received *received, c
 			call);
 	if (rc || !moe->layout.scales_bytes)
 		return rc;
-	return check_reachable(moe, "into_scales", received->into_scales);
+	return device_check_reachable(moe, "into_scales", received->into_scales);
 }
 
 static bool overlap(const void *a, uint64_t a_bytes, const void *b, uint64_t b_bytes)
@@ -281,17 +281,17 @@ static int check_combine(tern_moe *moe, const struct tern_combine *args, const c
 	rc = rc ? rc : check_slot(moe, args->slot, wanted, call);
 	rc = rc ? rc : arguments_y(moe, args, moe->slots[args->slot].nr_rows);
 	rc = rc ? rc : check_late_weights(moe, args, call);
-	rc = rc ? rc : check_reachable(moe, "y", args->y);
-	rc = rc ? rc : check_reachable(moe, "topk_weights", args->topk_weights);
-	rc = rc ? rc : check_reachable(moe, "floats", args->floats);
-	return rc ? rc : check_reachable(moe, "out_floats", args->out_floats);
+	rc = rc ? rc : device_check_reachable(moe, "y", args->y);
+	rc = rc ? rc : device_check_reachable(moe, "topk_weights", args->topk_weights);
+	rc = rc ? rc : device_check_reachable(moe, "floats", args->floats);
+	return rc ? rc : device_check_reachable(moe, "out_floats", args->out_floats);
 }
 
 static int check_out(const tern_moe *moe, uint32_t nr_tokens, const void *out, size_t stride)
 {
 	int rc = arguments_out(moe, nr_tokens, out, stride);
 
-	return rc ? rc : check_reachable(moe, "out", out);
+	return rc ? rc : device_check_reachable(moe, "out", out);
 }
 
 static int put_combine(tern_moe *moe, uint32_t slot, uint32_t roles,

@@ -77,7 +77,10 @@ int device_combine_send(tern_moe *moe, const struct tern_combine *args);
 int device_combine_recv(tern_moe *moe, uint32_t slot, void *out, size_t out_stride);
 int device_combine(tern_moe *moe, const struct tern_combine *args, void *out, size_t out_stride);
 int device_release(tern_moe *moe, uint32_t slot);
-int device_plan_create(tern_moe *moe, uint32_t slot, uint64_t *plan);
+int device_plan_create(
+	tern_moe *moe, uint32_t slot, const struct tern_plan_beside *beside, uint64_t *plan);
+/* 0 for NULL, or where a kernel reaches its first byte. */
+int device_check_reachable(const tern_moe *moe, const char *name, const void *pointer);
 int device_plan_destroy(tern_moe *moe, uint64_t plan);
 /* TERN_ERR_STATE where there is no such plan (any more). */
 int device_plan_find(const tern_moe *moe, uint64_t id, struct held_plan **plan);

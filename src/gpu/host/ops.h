@@ -166,7 +166,8 @@ struct device_ops {
 	 * many tokens; read there. Destroying waits for nothing: what is on streams still reads it.
 	 */
 	int (*plan_create)(struct device_exchange *exchange, const struct device_call *call,
-		uint32_t nr_tokens, struct device_kept **kept);
+		uint32_t nr_tokens, const struct tern_plan_beside *beside,
+		struct device_kept **kept);
 	void (*plan_destroy)(struct device_exchange *exchange, struct device_kept *kept);
 	uint64_t (*plan_bytes)(const struct device_exchange *exchange); /* of all */
 	/* Whether tables may be changed, in the order of each slot's stream; TERN_ERR_TIMEOUT,

@@ -32,7 +32,8 @@ static void give_back(tern_moe *moe)
 	}
 }
 
-int device_plan_create(tern_moe *moe, uint32_t slot, uint64_t *id)
+int device_plan_create(
+	tern_moe *moe, uint32_t slot, const struct tern_plan_beside *beside, uint64_t *id)
 {
 	struct device *d = moe->device;
 	struct device_call call = device_call_of(moe, slot, 0);
@@ -46,6 +47,11 @@ int device_plan_create(tern_moe *moe, uint32_t slot, uint64_t *id)
 			"tern_plan_create: an elastic exchange on a device has no plans");
 	if (moe->slots[slot].state != SLOT_RECEIVED)
 		return slot_wrong_state(moe, slot, "tern_plan_create");
+	rc = device_check_reachable(moe, "wide_ids", beside->wide_ids);
+	rc = rc ? rc : device_check_reachable(moe, "tokens", beside->tokens);
+	rc = rc ? rc : device_check_reachable(moe, "topk_ids", beside->topk_ids);
+	if (rc)
+		return rc;
 	give_back(moe);
 	plan = calloc(1, sizeof(*plan));
 	if (!plan)
@@ -53,7 +59,7 @@ int device_plan_create(tern_moe *moe, uint32_t slot, uint64_t *id)
 	plan->nr_tokens = moe->slots[slot].nr_tokens;
 	plan->placed = moe->slots[slot].placed;
 	rc = device_outcome(
-		d, d->ops->plan_create(d->exchange, &call, plan->nr_tokens, &plan->kept));
+		d, d->ops->plan_create(d->exchange, &call, plan->nr_tokens, beside, &plan->kept));
 	if (rc) {
 		free(plan);
 		return rc;

@@ -85,11 +85,25 @@ static __device__ __forceinline__ void keep_heads(const struct gpu_exchange *e,
 	}
 }
 
+/* Beside the plan: rows by their positions. */
+static __device__ __forceinline__ void tell_beside(const struct gpu_dispatch *d,
+	const struct gpu_kept *k, const struct gpu_plan_beside *b, uint32_t nr, struct threads t)
+{
+	uint64_t rows = min(d->out_sums[1], b->nr_rows), topk = d->exchange.topk;
+
+	for (uint64_t i = t.thread; i < rows && b->tokens; i += t.nr)
+		b->tokens[i] = d->out_rows[i].y;
+	for (uint64_t i = t.thread; i < rows * topk && b->wide_ids; i += t.nr)
+		b->wide_ids[i] = d->out_ids[i];
+	for (uint32_t i = t.thread; i < nr && b->topk_ids; i += t.nr)
+		b->topk_ids[i] = k->ids[i];
+}
+
 namespace tern
 {
 static __global__ void __launch_bounds__(PLAN_THREADS) dispatch_keep(
 	const __grid_constant__ struct gpu_dispatch d, const __grid_constant__ struct ht_exchange h,
-	const __grid_constant__ struct gpu_kept k)
+	const __grid_constant__ struct gpu_kept k, const __grid_constant__ struct gpu_plan_beside b)
 {
 	const struct gpu_exchange *e = &d.exchange;
 	struct threads t = all_threads();
@@ -105,15 +119,17 @@ static __global__ void __launch_bounds__(PLAN_THREADS) dispatch_keep(
 		keep_rows(e, &k, t);
 	else
 		keep_heads(e, &h, &k, t);
+	tell_beside(&d, &k, &b, nr, t);
 }
 } // namespace tern
 
 cudaError_t dispatch_keep_launch(const struct gpu_dispatch *d, const struct ht_exchange *h,
-	const struct gpu_kept *k, uint32_t nr_blocks, cudaStream_t stream)
+	const struct gpu_kept *k, const struct gpu_plan_beside *b, uint32_t nr_blocks,
+	cudaStream_t stream)
 {
 	cudaLaunchConfig_t config = launch_config(nr_blocks, PLAN_THREADS, 0, stream);
 
-	return cudaLaunchKernelEx(&config, tern::dispatch_keep, *d, *h, *k);
+	return cudaLaunchKernelEx(&config, tern::dispatch_keep, *d, *h, *k, *b);
 }
 
 cudaError_t plans_prepare(void)

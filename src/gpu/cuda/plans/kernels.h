@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The launchers of plans that outlive their round (tern.h). Like those of common/kernels.h.
  *
- *   dispatch_keep   what a dispatch has left for its combine, and its ids and weights -> the plan
+ *   dispatch_keep   what a dispatch has left for its combine, and its ids and weights -> the plan;
+ *                   what a caller keeps beside it
  *   combine_begin   the plan -> where a combine looks for it; tells all ranks that this round has no
  *                   dispatch, and waits for all to say so. A combine like any other follows
  *
@@ -33,9 +34,17 @@ struct gpu_kept {
 			       combine knows which routes are here; else NULL */
 };
 
+/* As in struct tern_plan_beside. */
+struct gpu_plan_beside {
+	uint64_t nr_rows;
+	int64_t *wide_ids;
+	int32_t *tokens, *topk_ids;
+};
+
 /* dispatch: the slot's, as it was launched last. */
 cudaError_t dispatch_keep_launch(const struct gpu_dispatch *dispatch, const struct ht_exchange *ht,
-	const struct gpu_kept *kept, uint32_t nr_blocks, cudaStream_t stream);
+	const struct gpu_kept *kept, const struct gpu_plan_beside *beside, uint32_t nr_blocks,
+	cudaStream_t stream);
 cudaError_t combine_begin_launch(const struct gpu_combine *combine, const struct ht_exchange *ht,
 	const struct gpu_kept *kept, uint32_t nr_blocks, cudaStream_t stream);
 
