@@ -7,11 +7,12 @@
 #include "native.h"
 
 /* looker: the exchange, or a plan. */
-int set_dispatch(struct slot *slot, PyObject *looker, PyObject *const arrays[4])
+int set_dispatch(
+	struct slot *slot, PyObject *looker, PyObject *const arrays[4], const uint64_t *key)
 {
 	struct tern_dispatch *args = &slot->dispatch;
 	void *at[4];
-	int again = look_again(slot->reader, &slot->look_dispatch, arrays, 4, NULL, at);
+	int again = look_again(slot->reader, &slot->look_dispatch, arrays, 4, key, at);
 
 	if (again > 0) {
 		args->x = at[0];
@@ -24,7 +25,7 @@ int set_dispatch(struct slot *slot, PyObject *looker, PyObject *const arrays[4])
 	if (again < 0 || take(PyObject_CallMethod(looker, "_look_at_dispatch", "OOOOO", slot,
 				 arrays[0], arrays[1], arrays[2], arrays[3])))
 		return -1;
-	return look_keep(slot->reader, &slot->look_dispatch, arrays, 4, NULL);
+	return look_keep(slot->reader, &slot->look_dispatch, arrays, 4, key);
 }
 
 int set_into(struct slot *slot, PyObject *moe, PyObject *const arrays[2])
@@ -156,6 +157,17 @@ static int keep_beside(struct slot *slot, PyObject *const arrays[3], bool any)
 	return any && !slot->beside ? -1 : 0;
 }
 
+/* The next combine that says nothing takes nothing along. */
+void beside_ended(struct slot *slot)
+{
+	if (!slot->beside)
+		return;
+	slot->combine.unweighted = 0;
+	slot->combine.topk_weights = slot->combine.floats = NULL;
+	slot->combine.out_floats = NULL;
+	Py_CLEAR(slot->beside);
+}
+
 /* arrays: topk_weights, floats, out_floats. With nothing: as the next combine has it that says
  * nothing. */
 int set_beside(struct slot *slot, PyObject *moe, PyObject *unweighted, PyObject *const arrays[3])
@@ -170,6 +182,7 @@ int set_beside(struct slot *slot, PyObject *moe, PyObject *unweighted, PyObject 
 		return plain < 0 ? -1 : 0;
 	again = look_again(slot->reader, &slot->look_beside, arrays, 3, key, at);
 	if (again > 0) {
+		args->unweighted = (uint32_t)plain;
 		args->topk_weights = at[0];
 		args->floats = at[1];
 		args->out_floats = at[2];

@@ -38,7 +38,7 @@ static struct slot *slot_of(struct calls *calls, PyObject *number)
 }
 
 /* The exchange, if it is open and this process's; else what its property says. */
-static struct tern_moe *moe_of(struct calls *calls, PyObject *moe)
+struct tern_moe *moe_of(struct calls *calls, PyObject *moe)
 {
 	if (calls->moe && calls->forks == nr_forks)
 		return calls->moe;
@@ -47,7 +47,7 @@ static struct tern_moe *moe_of(struct calls *calls, PyObject *moe)
 	return NULL;
 }
 
-static int check(PyObject *moe, int code)
+int check(PyObject *moe, int code)
 {
 	return code ? take(PyObject_CallMethod(moe, "_check", "i", code)) : 0;
 }
@@ -108,7 +108,7 @@ static int begun(PyObject *moe, struct slot *slot, uint32_t nr_tokens, int code)
 	return check(moe, code);
 }
 
-static int counted(Py_ssize_t nr, Py_ssize_t want)
+int counted(Py_ssize_t nr, Py_ssize_t want)
 {
 	if (nr == want)
 		return 0;
@@ -140,13 +140,13 @@ static PyObject *received(
 
 /* `sent` has the arguments: the slot, or a plan's. */
 static PyObject *dispatch_with(struct calls *calls, PyObject *moe, struct slot *slot,
-	struct slot *sent, PyObject *looker, PyObject *const arrays[4], PyObject *stream,
-	PyObject *tag, PyObject *const into[2], PyObject *want)
+	struct slot *sent, PyObject *looker, PyObject *const arrays[4], const uint64_t *key,
+	PyObject *stream, PyObject *tag, PyObject *const into[2], PyObject *want)
 {
 	struct tern_moe *native;
 	int code;
 
-	if (set_dispatch(sent, looker, arrays) || number(tag, &sent->dispatch.tag) ||
+	if (set_dispatch(sent, looker, arrays, key) || number(tag, &sent->dispatch.tag) ||
 		set_into(slot, moe, into) || set_wanted(slot, moe, want) ||
 		!(native = use(calls, moe, slot, stream)))
 		return NULL;
@@ -168,9 +168,9 @@ static PyObject *calls_dispatch(PyObject *self, arguments a, Py_ssize_t nr)
 	if (counted(nr, 11) || begin(calls))
 		return NULL;
 	slot = slot_of(calls, a[1]);
-	return end(calls,
-		slot ? dispatch_with(calls, a[0], slot, slot, a[0], a + 3, a[2], a[7], a + 8, a[10])
-		     : NULL);
+	return end(calls, slot ? dispatch_with(calls, a[0], slot, slot, a[0], a + 3, NULL, a[2],
+					 a[7], a + 8, a[10])
+			       : NULL);
 }
 
 /* dispatch_for_good(exchange, slot, x, topk_ids, topk_weights, scales, into_x, into_scales, counts,
@@ -189,7 +189,7 @@ static PyObject *calls_dispatch_for_good(PyObject *self, arguments a, Py_ssize_t
 		slot->received.into_counts = PyLong_AsVoidPtr(a[8]);
 		slot->received.into_offsets = PyLong_AsVoidPtr(a[9]);
 		result = dispatch_with(
-			calls, a[0], slot, slot, a[0], a + 2, Py_None, tag, a + 6, Py_None);
+			calls, a[0], slot, slot, a[0], a + 2, NULL, Py_None, tag, a + 6, Py_None);
 		slot->received.into_counts = NULL;
 		slot->received.into_offsets = NULL;
 	}
@@ -197,25 +197,26 @@ static PyObject *calls_dispatch_for_good(PyObject *self, arguments a, Py_ssize_t
 	return end(calls, result);
 }
 
-/* dispatch_plan(exchange, slot, plan, arguments, x, scales, tag, into_x, into_scales, want): of the
- * plan's own arguments. */
+/* dispatch_plan(exchange, slot, plan, arguments, number, nr_tokens, x, scales, tag, into_x,
+ * into_scales, want): of the exchange's arguments for plans. */
 static PyObject *calls_dispatch_plan(PyObject *self, arguments a, Py_ssize_t nr)
 {
 	struct calls *calls = (struct calls *)self;
+	uint64_t key[3] = {0};
 	struct slot *slot, *sent;
 	PyObject *result = NULL;
 
-	if (counted(nr, 10) || begin(calls))
+	if (counted(nr, 12) || begin(calls))
 		return NULL;
 	slot = slot_of(calls, a[1]);
-	if (slot) {
-		PyObject *arrays[4] = {a[4], Py_None, Py_None, a[5]};
+	sent = (struct slot *)a[3];
+	if (slot && !number(a[4], &sent->dispatch.plan) && !number(a[5], &key[0])) {
+		PyObject *arrays[4] = {a[6], Py_None, Py_None, a[7]};
 
-		sent = (struct slot *)a[3];
 		sent->dispatch.slot = slot->number;
 		look_clear(&slot->look_dispatch);
 		result = dispatch_with(
-			calls, a[0], slot, sent, a[2], arrays, Py_None, a[6], a + 7, a[9]);
+			calls, a[0], slot, sent, a[2], arrays, key, Py_None, a[8], a + 9, a[11]);
 	}
 	return end(calls, result);
 }
@@ -231,7 +232,7 @@ static PyObject *calls_dispatch_send(PyObject *self, arguments a, Py_ssize_t nr)
 	if (counted(nr, 8) || begin(calls))
 		return NULL;
 	slot = slot_of(calls, a[1]);
-	if (!slot || set_dispatch(slot, a[0], a + 3) || number(a[7], &slot->dispatch.tag) ||
+	if (!slot || set_dispatch(slot, a[0], a + 3, NULL) || number(a[7], &slot->dispatch.tag) ||
 		!(native = use(calls, a[0], slot, a[2])))
 		return end(calls, NULL);
 	Py_BEGIN_ALLOW_THREADS;
@@ -284,6 +285,7 @@ static PyObject *combine_with(
 	if (check(moe, code))
 		goto err_out;
 	slot->turn++;
+	beside_ended(slot);
 	return out;
 err_out:
 	Py_DECREF(out);
@@ -376,8 +378,10 @@ static PyObject *calls_combine_recv(PyObject *self, arguments a, Py_ssize_t nr)
 		code = library.combine_recv(native, slot->number, at, slot->out_stride);
 		Py_END_ALLOW_THREADS;
 	}
-	if (native && check(a[0], code) == 0)
+	if (native && check(a[0], code) == 0) {
+		beside_ended(slot);
 		return end(calls, out);
+	}
 	Py_DECREF(out);
 	return end(calls, NULL);
 }
@@ -405,6 +409,54 @@ static PyObject *calls_release(PyObject *self, arguments a, Py_ssize_t nr)
 	return end(calls, Py_None);
 }
 
+/* plan(exchange, slot, nr_rows, wide_ids, tokens, topk_ids): its number; addresses, or 0. */
+static PyObject *calls_plan(PyObject *self, arguments a, Py_ssize_t nr)
+{
+	struct tern_plan_beside beside = {.size = sizeof(beside)};
+	struct calls *calls = (struct calls *)self;
+	struct tern_moe *native;
+	struct slot *slot;
+	uint64_t plan = 0;
+	int code;
+
+	if (counted(nr, 6) || begin(calls))
+		return NULL;
+	slot = slot_of(calls, a[1]);
+	if (!slot || number(a[2], &beside.nr_rows))
+		return end(calls, NULL);
+	beside.wide_ids = PyLong_AsVoidPtr(a[3]);
+	beside.tokens = PyLong_AsVoidPtr(a[4]);
+	beside.topk_ids = PyLong_AsVoidPtr(a[5]);
+	native = PyErr_Occurred() ? NULL : moe_of(calls, a[0]);
+	if (!native)
+		return end(calls, NULL);
+	Py_BEGIN_ALLOW_THREADS;
+	code = library.plan_create_beside(native, slot->number, &beside, &plan);
+	Py_END_ALLOW_THREADS;
+	return end(calls, check(a[0], code) ? NULL : PyLong_FromUnsignedLongLong(plan));
+}
+
+/* plan_destroy(exchange, number) */
+static PyObject *calls_plan_destroy(PyObject *self, arguments a, Py_ssize_t nr)
+{
+	struct calls *calls = (struct calls *)self;
+	struct tern_moe *native;
+	uint64_t plan;
+	int code;
+
+	if (counted(nr, 2) || begin(calls))
+		return NULL;
+	if (number(a[1], &plan) || !(native = moe_of(calls, a[0])))
+		return end(calls, NULL);
+	Py_BEGIN_ALLOW_THREADS;
+	code = library.plan_destroy(native, plan);
+	Py_END_ALLOW_THREADS;
+	if (check(a[0], code))
+		return end(calls, NULL);
+	Py_INCREF(Py_None);
+	return end(calls, Py_None);
+}
+
 /* run(exchange, slot, stream, layer, x, topk_ids, topk_weights, scales, out): a layer's dispatch,
  * experts and combine. */
 static PyObject *calls_run(PyObject *self, arguments a, Py_ssize_t nr)
@@ -421,7 +473,7 @@ static PyObject *calls_run(PyObject *self, arguments a, Py_ssize_t nr)
 		return NULL;
 	slot = slot_of(calls, a[1]);
 	layer = PyLong_AsVoidPtr(a[3]);
-	if (!slot || !layer || set_dispatch(slot, a[0], a + 4))
+	if (!slot || !layer || set_dispatch(slot, a[0], a + 4, NULL))
 		return end(calls, NULL);
 	slot->dispatch.tag = 0;
 	before = slot->nr_tokens;
@@ -517,6 +569,10 @@ static PyMethodDef calls_methods[] = {
 	{"combine_send", METHOD(calls_combine_send), METH_FASTCALL, NULL},
 	{"combine_recv", METHOD(calls_combine_recv), METH_FASTCALL, NULL},
 	{"release", METHOD(calls_release), METH_FASTCALL, NULL},
+	{"plan", METHOD(calls_plan), METH_FASTCALL, NULL},
+	{"plan_destroy", METHOD(calls_plan_destroy), METH_FASTCALL, NULL},
+	{"gather", METHOD(calls_gather), METH_FASTCALL, NULL},
+	{"tell", METHOD(calls_tell), METH_FASTCALL, NULL},
 	{"run", METHOD(calls_run), METH_FASTCALL, NULL},
 	{"use", METHOD(calls_use), METH_FASTCALL, NULL},
 	{"close", calls_close, METH_NOARGS, NULL},

@@ -24,12 +24,24 @@ struct dlpack_tensor {
 	uint64_t byte_offset;
 };
 
+// One that is handed over: who has taken it calls deleter, from any thread.
+struct dlpack_managed {
+	struct {
+		uint32_t major, minor;
+	} version;
+	void *context;
+	void (*deleter)(struct dlpack_managed *tensor);
+	uint64_t flags;
+	struct dlpack_tensor tensor;
+};
+
 struct dlpack_exchange {
 	struct {
 		uint32_t major, minor;
 	} version;
 	struct dlpack_exchange *older; // of another major version
-	void *allocate, *export_owned, *import_owned;
+	void *allocate, *export_owned;
+	int (*take)(struct dlpack_managed *tensor, void **object); // -1: still the caller's
 	int (*look)(void *object, struct dlpack_tensor *tensor); // holds while the object does; may
 								 // be NULL
 	int (*stream)(int32_t device_type, int32_t device_id, void **stream);

@@ -124,6 +124,9 @@ static const struct {
 	{"tern_combine_recv", offsetof(struct library, combine_recv)},
 	{"tern_release", offsetof(struct library, release)},
 	{"tern_moe_set_stream", offsetof(struct library, set_stream)},
+	{"tern_plan_create_beside", offsetof(struct library, plan_create_beside)},
+	{"tern_plan_destroy", offsetof(struct library, plan_destroy)},
+	{"tern_count_routes", offsetof(struct library, count_routes)},
 	{"tern_layer_run", offsetof(struct library, layer_run)},
 };
 enum {
@@ -161,6 +164,8 @@ static PyObject *forked(PyObject *module, PyObject *none)
 
 static PyMethodDef module_methods[] = {
 	{"bind", bind, METH_O, "Takes the functions of the loaded libtern."},
+	{"count_routes", (PyCFunction)(void (*)(void))count_routes, METH_FASTCALL, NULL},
+	{"routes_agree", (PyCFunction)(void (*)(void))routes_agree, METH_FASTCALL, NULL},
 	{"forked", forked, METH_NOARGS, "In a child: what was made before is the parent's."},
 	{NULL, NULL, 0, NULL},
 };
@@ -196,7 +201,8 @@ PyMODINIT_FUNC PyInit__calls(void)
 	if (add_type(module, "Reader", &reader_spec) || add_type(module, "Slot", &slot_spec) ||
 		add_type(module, "OneAtATime", &one_at_a_time_spec) ||
 		add_type(module, "Calls", &calls_spec) ||
-		add_type(module, "Received", &received_spec) || add_sizes(module) ||
+		add_type(module, "Received", &received_spec) ||
+		add_type(module, "Lent", &lent_spec) || add_sizes(module) ||
 		PyModule_AddStringConstant(module, "VERSION",
 			Py_STRINGIFY(TERN_VERSION_MAJOR) "." Py_STRINGIFY(TERN_VERSION_MINOR))) {
 		Py_DECREF(module);

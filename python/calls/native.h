@@ -104,6 +104,26 @@ struct calls {
 	bool on_device;
 };
 
+// A field of struct tern_received, as rows of a type.
+struct lent_field {
+	Py_ssize_t at; // its pointer's offset there
+	int64_t width;
+	uint8_t code, bits; // DLPack's
+};
+
+enum {
+	MAX_LENT_FIELDS = 3,
+	MAX_LENT_SLOTS = 32
+};
+
+struct lent {
+	PyObject_HEAD struct reader *reader;
+	PyObject *owner;
+	int device_type, device, nr_fields;
+	struct lent_field fields[MAX_LENT_FIELDS];
+	unsigned int nr_held[MAX_LENT_SLOTS]; // tensors that somebody has
+};
+
 struct received {
 	PyObject_HEAD PyObject *moe, *into;
 	struct slot *slot;
@@ -122,12 +142,17 @@ struct library {
 	int (*combine_recv)(struct tern_moe *, uint32_t, void *, size_t);
 	int (*release)(struct tern_moe *, uint32_t);
 	int (*set_stream)(struct tern_moe *, uint32_t, void *);
+	int (*plan_create_beside)(
+		struct tern_moe *, uint32_t, const struct tern_plan_beside *, uint64_t *);
+	int (*plan_destroy)(struct tern_moe *, uint64_t);
+	int (*count_routes)(const struct tern_routes *);
 	int (*layer_run)(struct tern_layer *, const struct tern_dispatch *, void *, size_t);
 };
 
 extern struct library library;
 extern unsigned long nr_forks;
-extern PyType_Spec reader_spec, slot_spec, look_spec, one_at_a_time_spec, calls_spec, received_spec;
+extern PyType_Spec reader_spec, slot_spec, look_spec, one_at_a_time_spec, calls_spec, received_spec,
+	lent_spec;
 
 /* array.c: 1: as before, and addresses are those of now. 0: somebody has to look. -1: an exception.
  */
@@ -137,14 +162,27 @@ int look_keep(struct reader *reader, struct look *look, PyObject *const *arrays,
 	const uint64_t *key);
 void look_clear(struct look *look);
 
-/* args.c: 0, or an exception and -1. looker: the exchange, or a plan. out: a new one for None; the
- * caller's reference. */
-int set_dispatch(struct slot *slot, PyObject *looker, PyObject *const arrays[4]);
+/* args.c: 0, or an exception and -1. looker: the exchange, or a plan, whose tokens are key. out: a
+ * new one for None; the caller's reference. */
+int set_dispatch(
+	struct slot *slot, PyObject *looker, PyObject *const arrays[4], const uint64_t *key);
 int set_into(struct slot *slot, PyObject *moe, PyObject *const arrays[2]);
 int set_wanted(struct slot *slot, PyObject *moe, PyObject *want);
 int set_y(struct slot *slot, PyObject *moe, PyObject *y);
 int set_beside(struct slot *slot, PyObject *moe, PyObject *unweighted, PyObject *const arrays[3]);
 int set_out(struct slot *slot, PyObject *moe, PyObject **out, void **at);
+void beside_ended(struct slot *slot);
+
+/* calls.c */
+struct tern_moe *moe_of(struct calls *calls, PyObject *moe);
+int check(PyObject *moe, int code);
+int counted(Py_ssize_t nr, Py_ssize_t want);
+
+/* counts.c: of METH_FASTCALL. */
+PyObject *calls_gather(PyObject *calls, PyObject *const *args, Py_ssize_t nr);
+PyObject *calls_tell(PyObject *calls, PyObject *const *args, Py_ssize_t nr);
+PyObject *count_routes(PyObject *module, PyObject *const *args, Py_ssize_t nr);
+PyObject *routes_agree(PyObject *module, PyObject *const *args, Py_ssize_t nr);
 
 /* received.c */
 PyObject *received_new(struct calls *calls, PyObject *moe, struct slot *slot, PyObject *into);

@@ -125,6 +125,7 @@ static PyMemberDef slot_members[] = {
 	{"turn", T_ULONGLONG, offsetof(struct slot, turn), 0, NULL},
 	{"y_rows", T_ULONGLONG, offsetof(struct slot, y_rows), 0, NULL},
 	{"out_rows", T_ULONGLONG, offsetof(struct slot, out_rows), 0, NULL},
+	{"no_floats", T_UINT, offsetof(struct slot, combine.no_floats), 0, NULL},
 	{"out_stride", T_ULONGLONG, offsetof(struct slot, out_stride), 0, NULL},
 	{NULL, 0, 0, 0, NULL},
 };

@@ -104,6 +104,8 @@ class Exchange:
         self.max_rows = config.max_rows(self.nr_ranks, self.nr_local)
         """The most row positions that this rank can receive; into_x needs as many."""
         self._slots = tuple(Arguments(self.kind.reader, number) for number in range(config.nr_slots))
+        self._of_plans = Arguments(self.kind.reader, 0)
+        """What dispatches with a plan pass."""
         self._calls = Calls(self.kind.reader, self._busy, self._slots, Received, self.native, self.on_device)
         self._shapes = shapes(self)
         self._combine_dtype = Dtype(config.combine_dtype)

@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import TYPE_CHECKING, Any, Optional
 
 from . import arrays as memory
-from ._library import library
 from .arrays import Array, Dtype
 from .errors import InvalidError, StateError
 from .received import Received, Wanted
@@ -20,16 +18,12 @@ class Plan:
     """Made by Exchange.plan. All ranks use theirs of the same round together, in any slot without a round under way, any number of
     times and in any order, until it is closed: collective, as dispatch and combine are."""
 
-    def __init__(self, exchange: Exchange, slot: int):
-        number = ctypes.c_uint64()
-        with exchange._busy:
-            state = exchange._slot(slot)
-            exchange._check(library().tern_plan_create(exchange.native, slot, ctypes.byref(number)))
+    def __init__(self, exchange: Exchange, slot: int, nr_rows: int = 0, wide_ids: int = 0, tokens: int = 0, topk_ids: int = 0):
+        """nr_rows and the addresses: struct tern_plan_beside."""
+        self._number = exchange._calls.plan(exchange, slot, nr_rows, wide_ids, tokens, topk_ids)
+        state = exchange._slots[slot]
         self.exchange = exchange
         self.nr_tokens, self.extent = state.nr_tokens, state.extent
-        self._number = number.value
-        self._args = type(state)(exchange.kind.reader, slot)
-        self._args.dispatch.plan = number.value
 
     def _open(self) -> int:
         if not self._number:
@@ -49,9 +43,10 @@ class Plan:
     ) -> Received:
         """As Exchange.dispatch, with as many tokens as then; ids and weights are the plan's, and rows come to the same positions.
         Of elastic exchanges they come to others where members have gone, and the plan is whole again."""
-        moe = self.exchange
-        self._open()
-        received: Received = moe._calls.dispatch_plan(moe, slot, self, self._args, x, scales, tag, into_x, into_scales, want)
+        moe, number = self.exchange, self._open()
+        received: Received = moe._calls.dispatch_plan(
+            moe, slot, self, moe._of_plans, number, self.nr_tokens, x, scales, tag, into_x, into_scales, want
+        )
         self.extent = received.extent
         return received
 
@@ -86,8 +81,7 @@ class Plan:
     def close(self) -> None:
         """Gives its memory back. Without it, its exchange does."""
         if self._number and self.exchange._handle is not None:
-            with self.exchange._busy:
-                self.exchange._check(library().tern_plan_destroy(self.exchange.native, self._number))
+            self.exchange._calls.plan_destroy(self.exchange, self._number)
         self._number = 0
 
     def __enter__(self) -> Plan:

@@ -285,3 +285,27 @@ def test_nothing_of_a_call_is_kept(mode: Mode) -> None:
         moe.combine(y)
         del y
         assert all(ref() is None for ref in alive)
+
+
+def test_what_a_combine_takes_along() -> None:
+    """Is its own, whole or in halves: nothing is kept behind it, and the next one goes by what it says itself."""
+    config = Config(hidden=64, nr_experts=8, topk=2, max_tokens=6, reduce=Reduce.HOME, combine_floats=True)
+    x, ids, weights = inputs()
+    with tern_ep.Group.alone() as group, tern_ep.Exchange(group, config) as moe:
+        for halves in (False, True) * 3:
+            for factor, along in ((1.0, {}), (2.0, {"unweighted": True}), (2.0, {"unweighted": True}), (4.0, {"topk_weights": 2 * weights}), (1.0, {})):
+                received = moe.dispatch(x, ids, weights / 2)
+                floats, out_floats = np.arange(received.extent, dtype=np.float32), np.zeros((3, 2), np.float32)
+                given: Any = {**along, "floats": floats, "out_floats": out_floats} if along else {}
+                alive = [weakref.ref(a) for a in (floats, out_floats)]
+                y = received.x.copy()
+                if halves:
+                    moe.combine_send(y, **given)
+                    out = moe.combine_recv()
+                else:
+                    out = moe.combine(y, **given)
+                assert (out.astype(np.uint32) << 16).view(np.float32).tolist() == [[factor] * 64] * 3
+                assert not along or sorted(out_floats.flatten()) == [0, 1, 2, 3, 4, 5]
+                given.clear()
+                floats = out_floats = None
+                assert all(ref() is None for ref in alive)

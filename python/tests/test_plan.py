@@ -67,6 +67,24 @@ def play(group: tern_ep.Group, mode: Mode) -> bool:
     return True
 
 
+@pytest.mark.parametrize("mode", [Mode.LOW_LATENCY, Mode.HIGH_THROUGHPUT])
+def test_plans_of_different_tokens(mode: Mode) -> None:
+    """What one plan takes is no other's, though both were looked at."""
+    x, ids = np.ones((TOKENS, HIDDEN), np.float32), np.array([[0, 1]] * TOKENS, np.int32)
+    with tern_ep.Group.alone() as group, tern_ep.Exchange(group, config(mode)) as moe:
+        plans = []
+        for nr in (3, 5):
+            moe.dispatch(x[:nr], ids[:nr])
+            plans.append(moe.plan())
+            moe.release()
+        for _ in range(2):
+            for plan, nr in zip(plans, (3, 5)):
+                assert plan.dispatch(x[:nr]).nr_rows == 2 * nr
+                moe.release()
+                with pytest.raises(tern_ep.InvalidError, match=f"{8 - nr} rows; the plan has {nr} tokens"):
+                    plan.dispatch(x[: 8 - nr])
+
+
 def gradients(group: tern_ep.Group, layout: Layout) -> bool:
     """What a backward pass does: weights of the combine, none, and the gates' gradients, which come home as floats."""
     by_source = layout == Layout.BY_SOURCE
