@@ -4,10 +4,9 @@ library exchanges when an exchange is made. Both name a rank that dies, as the w
 
 from __future__ import annotations
 
-from typing import Any, List
+from typing import List, Tuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ..arrays import Dtype
 from ..config import Config, Layout, Reduce, Weights
@@ -23,7 +22,7 @@ _MOST = 32
 class Board:
     def __init__(self, group: Group, wait_ms: int):
         nr_ranks = group.nr_ranks
-        self.nr_ranks = nr_ranks
+        self.rank, self.nr_ranks = group.rank, nr_ranks
         self._ids = np.full((-(-nr_ranks // _MOST), min(nr_ranks, _MOST)), -1, np.int32)
         self._ids.reshape(-1)[:nr_ranks] = np.arange(nr_ranks)
         self._x = np.zeros((len(self._ids), _BYTES), np.uint8)
@@ -44,20 +43,23 @@ class Board:
             ),
         )
 
-    def gather(self, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """[R][...] of what each rank passes, all of one shape and type."""
-        given = np.ascontiguousarray(mine).reshape(-1).view(np.uint8)
-        found = np.empty((self.nr_ranks, len(given)), np.uint8)
-        for begin in range(0, len(given), _BYTES):
-            part = given[begin : begin + _BYTES]
-            self._x[:, : len(part)] = part
-            received = self._exchange.dispatch(self._x, self._ids)
-            found[:, begin : begin + len(part)] = received.x[: self.nr_ranks, : len(part)]
-            self._exchange.release()
-        return found.view(mine.dtype).reshape((self.nr_ranks,) + mine.shape)
+        self._exchange._look_at_dispatch(self._exchange._slots[0], self._x, self._ids, None, None)
+        self._calls = self._exchange._calls
 
     def allgather(self, mine: bytes) -> List[bytes]:
-        return [row.tobytes() for row in self.gather(np.frombuffer(mine, np.uint8))]
+        found = self._calls.gather(self._exchange, self.nr_ranks, mine)
+        return [found[begin : begin + len(mine)] for begin in range(0, len(found), len(mine))]
+
+    def tell(
+        self, nr_tokens: int, held: int, rank_tokens: int, expert_routes: int, nr_experts: int, alignment: int
+    ) -> Tuple[int, int, int, List[int], int, bytes]:
+        """A dispatch's counts, [R] and [E] of 32 bits at these addresses on the host, by all ranks to all: most tokens of a rank; most
+        rows that a rank receives; rows that this one receives; routes to its experts, rounded up; slots that are held on any rank; and
+        all of it, [R][2 + R + E]: tokens, slots, counts."""
+        told: Tuple[int, int, int, List[int], int, bytes] = self._calls.tell(
+            self._exchange, self.nr_ranks, self.rank, nr_tokens, held, rank_tokens, expert_routes, nr_experts, alignment
+        )
+        return told
 
     def close(self) -> None:
         self._exchange.close()

@@ -138,7 +138,7 @@ class Buffer:
         streams = self._there().streams(topk_idx.device)
         with streams.call(previous_event, async_finish) as call:
             found = self._normal.layout(topk_idx, num_experts)
-        return (*found, call.finish((topk_idx,), found))
+        return (*found, EventOverlap() if call.plain else call.finish((topk_idx,), found))
 
     def dispatch(
         self,
@@ -182,6 +182,8 @@ class Buffer:
                     sms,
                     call,
                 )
+        if call.plain:
+            return (*found, EventOverlap())  # type: ignore[return-value]
         taken = found[0] if isinstance(found[0], tuple) else (found[0],)
         event = call.finish(
             (*rows, num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights),
@@ -202,14 +204,18 @@ class Buffer:
     ) -> Tuple[Any, Any, EventOverlap]:
         """(sums of rows, sums of topk_weights, event). Nothing is weighted."""
         check_events(previous_event, async_finish, allocate_on_comm_stream)
-        biases = () if bias is None else bias if isinstance(bias, tuple) else (bias,)
-        if len(biases) > 2:
-            raise InvalidError(f"bias is a tuple of {len(biases)}; one or two are possible")
-        biases = tuple(one for one in biases if one is not None)
+        biases = () if bias is None else self._biases(bias)
         streams = self._there().streams(x.device)
         with streams.call(previous_event, async_finish) as call:
             out, weights = self._normal.combine(x, handle, topk_weights, biases, self.num_sms if config is None else config.num_sms)
-        return out, weights, call.finish((x, topk_weights, *biases), (out, weights))
+        return out, weights, EventOverlap() if call.plain else call.finish((x, topk_weights, *biases), (out, weights))
+
+    @staticmethod
+    def _biases(bias: Any) -> Tuple[Any, ...]:
+        biases = bias if isinstance(bias, tuple) else (bias,)
+        if len(biases) > 2:
+            raise InvalidError(f"bias is a tuple of {len(biases)}; one or two are possible")
+        return tuple(one for one in biases if one is not None)
 
     def internode_dispatch(
         self,

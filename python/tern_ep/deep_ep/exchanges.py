@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple, Type, TypeVar
 
 import torch
 
@@ -17,6 +17,9 @@ from ..exchange import Exchange
 from ..group import Group
 from .board import Board
 from .streams import OnCpu, OnCuda, capturing
+
+
+Kind = TypeVar("Kind", bound=Exchange)
 
 
 def wait_ms() -> int:
@@ -41,14 +44,14 @@ class Exchanges:
             load_cuda()
             self._loaded = True
 
-    def get(self, config: Config) -> Exchange:
+    def get(self, config: Config, kind: Type[Kind]) -> Kind:
         """Collective where there is none yet."""
-        found = self._made.get(config)
+        found: Any = self._made.get(config)
         if found is None:
             if capturing(config.device != Device.CPU):
                 raise StateError(f"a graph is being captured, and there is no exchange yet for {config}: make this call once before")
-            found = self._made[config] = Exchange(self.group, config, arrays="torch")
-        return found
+            found = self._made[config] = kind(self.group, config, arrays="torch")
+        return found  # type: ignore[no-any-return]
 
     def drop(self, config: Config) -> None:
         """No new rounds. On a CPU it goes with the last handle; on a device, where kernels may still run, with the buffer. As sizes
@@ -76,14 +79,14 @@ def device_of(tensor: Any) -> Device:
     return Device.CPU if tensor.device.type == "cpu" else Device.CUDA
 
 
-_TENSORS = Reader(torch.Tensor, None, None, False, getattr(torch.Tensor, "__dlpack_c_exchange_api__", None), -1)
+TENSORS = Reader(torch.Tensor, None, None, False, getattr(torch.Tensor, "__dlpack_c_exchange_api__", None), -1)
 # DLPack's code and bits of what callers bring.
-_TYPES: Dict[Tuple[Any, ...], int] = {(torch.bfloat16,): 4 << 8 | 16, (torch.int64,): 64, (torch.int32,): 32, (torch.float32,): 2 << 8 | 32}
+_TYPES: Dict[Tuple[Any, ...], int] = {(torch.bfloat16,): 4 << 8 | 16, (torch.int64,): 64, (torch.int32,): 32, (torch.bool,): 6 << 8 | 8, (torch.float32,): 2 << 8 | 32}
 
 
 def check(name: str, tensor: Any, shape: Tuple[Optional[int], ...], *dtypes: Any) -> Any:
     """The tensor, without a graph of gradients, if it is dense and has that shape (None: any length) and one of the types."""
-    if _TENSORS.fits(tensor, shape, _TYPES.get(dtypes, 0)):
+    if TENSORS.fits(tensor, shape, _TYPES.get(dtypes, 0)):
         return tensor
     if not isinstance(tensor, torch.Tensor):
         raise InvalidError(f"{name} is {type(tensor).__name__}; it has to be a tensor")

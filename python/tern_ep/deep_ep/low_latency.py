@@ -170,7 +170,7 @@ class Lane:
         """Ends the round that is in the slot."""
         there = self.rounds[slot]
         if there is not None:
-            check_capture(self.moe.on_device, there.in_graph)
+            check_capture(capturing(self.moe.on_device), there.in_graph)
             there.finish()
             if not there.combining:
                 self.moe.release(slot)
@@ -230,12 +230,12 @@ class LowLatency:
             masks=self._shrink and device == Device.CPU,
         )
         if device == Device.CPU or self._at_home:
-            return self._exchanges.get(config)
+            return self._exchanges.get(config, Exchange)
         try:
-            return self._exchanges.get(dataclasses.replace(config, reduce=Reduce.EXPERT, late_weights=True))
+            return self._exchanges.get(dataclasses.replace(config, reduce=Reduce.EXPERT, late_weights=True), Exchange)
         except UnsupportedError:
             self._at_home = True
-            return self._exchanges.get(config)
+            return self._exchanges.get(config, Exchange)
 
     def _lane(self, x: Any, topk: int, most: int, nr_experts: int, scale: Scale) -> Lane:
         key = (x.device, x.shape[1], topk, most, nr_experts, scale)

@@ -8,22 +8,19 @@ with the same exchange releases it first and goes by plans. All ranks make the s
 from __future__ import annotations
 
 import collections
-import ctypes
 import dataclasses
-import weakref
-from typing import Any, Callable, Deque, Dict, Iterator, List, MutableMapping, NamedTuple, Optional, Tuple
+from typing import Any, Deque, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from .. import _abi
-from .._library import library
+from .._calls import count_routes, routes_agree
 from ..arrays import Dtype
 from ..config import Config, Device, Layout, Mode, Reduce, Scale, Weights
 from ..errors import InvalidError, StateError
 from ..errors import check as code
 from ..exchange import Exchange
+from ..group import Group
 from ..plan import Plan
 from ..received import Wanted
 from .exchanges import Exchanges, check, device_of
@@ -36,9 +33,9 @@ _FEW = 8
 """Ranks among which an exchange has room for all tokens of all, so that a dispatch may begin before it is known how many come."""
 
 
-def _nothing() -> Optional[Plan]:
-    """Of a round without a plan."""
-    return None
+_NO_EXPERTS = 1
+_OTHER = {2: "num_tokens_per_rank", 3: "num_tokens_per_expert", 4: "is_token_in_rank"}
+"""What the compiled part says of ids and counts."""
 
 
 def _power(nr: int) -> int:
@@ -93,14 +90,38 @@ class Rows(NamedTuple):
 class Route:
     """Where a dispatch's rows went, for as long as a handle is held."""
 
-    def __init__(self, plan: Plan, form: Tuple[Any, ...], ids: Any, nr_rows: int, nr_tokens: int, ended: Deque[Plan]):
+    __slots__ = ("plan", "form", "config", "nr_rows", "nr_tokens", "others", "_kept", "_told", "_matrix", "_ended")
+
+    def __init__(self, plan: Plan, form: Tuple[Any, ...], nr_rows: int, nr_tokens: int, kept: Any, told: Any, ended: Deque[Plan]):
+        """kept: each row's token on its rank, then the ids of this rank's tokens, [n][K]. told: what all ranks have, or the matrix."""
         self.plan, self.form = plan, form
         self.config: Config = plan.exchange.config
-        self.ids = ids
         self.nr_rows, self.nr_tokens = nr_rows, nr_tokens
         self.others: Dict[Config, Plan] = {}
         """For rows of other types or widths that were asked for."""
-        self._ended = ended
+        self._kept, self._ended = kept, ended
+        self._told, self._matrix = (told, None) if isinstance(told, bytes) else (b"", told)
+
+    @property
+    def ids(self) -> Any:
+        return self._kept[self.nr_rows :].view(self.nr_tokens, self.config.topk)
+
+    def sources(self) -> Any:
+        """recv_src_idx: the number of each row's token on its rank."""
+        return self._kept[: self.nr_rows]
+
+    def matrix(self) -> Any:
+        """rank_prefix_matrix: rows that ranks up to i send to rank j."""
+        if self._matrix is None:
+            nr_ranks = self.plan.exchange.nr_ranks
+            told = np.frombuffer(self._told, np.int32).reshape(nr_ranks, -1)
+            sums = told[:, _TOLD_COUNTS : _TOLD_COUNTS + nr_ranks].cumsum(0, dtype=np.int32)
+            self._matrix = torch.from_numpy(sums).to(self._kept.device)
+        return self._matrix
+
+    def tensors(self) -> Tuple[Any, ...]:
+        """Those that there are."""
+        return self._matrix, self._kept
 
     def __del__(self) -> None:
         self._ended.append(self.plan)  # closed by the next call: another may be under way
@@ -108,158 +129,124 @@ class Route:
 
 
 class Handle(Tuple[Any, ...]):
-    """As V1's six entries: (rank_prefix_matrix, the route, the same, recv_src_idx, is_token_in_rank, None). The first is made when it is
-    looked at: it is on the host, and the way to a device waits for that."""
+    """As V1's six entries: (rank_prefix_matrix, the route, the same, recv_src_idx, is_token_in_rank, None). The first and the fourth are
+    made when they are looked at: what the first is of is on the host, and the way to a device waits for that."""
+
+    __slots__ = ()
 
     def __getitem__(self, at: Any) -> Any:
-        found = super().__getitem__(at)
         if isinstance(at, slice):
-            return tuple(one() if isinstance(one, _Later) else one for one in found)
-        return found() if isinstance(found, _Later) else found
+            return tuple(self)[at]
+        found = super().__getitem__(at)
+        if found is not None:
+            return found
+        return self[1].matrix() if at in (0, -6) else self[1].sources() if at in (3, -3) else None
 
     def __iter__(self) -> Iterator[Any]:
         return (self[i] for i in range(len(self)))
 
     def tensors(self) -> Tuple[Any, ...]:
         """Those that the call has made."""
-        prefix = super().__getitem__(0)
-        return (None if isinstance(prefix, _Later) else prefix, self[3], self[1].ids)
+        return self[1].tensors()  # type: ignore[no-any-return]
 
 
-class _Later:
-    def __init__(self, make: Callable[[], Any]):
-        self._make, self._made = make, None
-
-    def __call__(self) -> Any:
-        if self._made is None:
-            self._made = self._make()
-        return self._made
+_TOLD_COUNTS = 2
+"""Before the counts in what a rank tells: tokens, and held slots."""
+Told = Tuple[int, int, int, List[int], int, Any]
+"""Most tokens of a rank; most rows that a rank receives; rows that this one receives, or has room for; routes to its experts; slots that
+somebody holds; what a Route makes its matrix of."""
+_NONE = -1
 
 
-class Sizes(NamedTuple):
-    """What ranks know of a dispatch."""
+class Rounds(Exchange):
+    """An exchange of normal mode, and the round that no combine has ended yet."""
 
-    nr_tokens: int
-    """Most tokens of a rank."""
-    capacity: int
-    """Rows that any rank can receive."""
-    nr_rows: int
-    """That this rank receives, or has room for."""
-    by_expert: List[int]
-    prefix: Optional[Callable[[], Any]]
-    """Makes [R][R]: rows that ranks up to i send to rank j."""
-    held: int
-    """A bit for each slot whose rows somebody holds, on any rank."""
+    def __init__(self, group: Group, config: Config, *, arrays: str = "torch"):
+        super().__init__(group, config, arrays=arrays)
+        self.places = Places(self)
+        self.begins_early = config.capacity >= config.max_tokens * self.nr_ranks
+        """There is room for all tokens that it may be given."""
+        self.sms = 0
+        self.open_slot, self.open_plan, self.open_in_graph = _NONE, 0, False
+        """Its slot, the number of its plan, and whether it is in a captured graph."""
 
-
-class Round(NamedTuple):
-    """One that no combine has ended yet."""
-
-    slot: int
-    plan: Callable[[], Optional[Plan]]
-    """If a handle still has it."""
-    in_graph: bool
+    def begun(self, slot: int, plan: int, in_graph: bool) -> None:
+        self.open_slot, self.open_plan, self.open_in_graph = slot, plan, in_graph
 
 
 class Normal:
     def __init__(self, exchanges: Exchanges):
         self._exchanges = exchanges
         self._rank, self._nr_ranks = exchanges.rank, exchanges.nr_ranks
-        self._made: Dict[Any, Exchange] = {}
+        self._made: Dict[Any, Rounds] = {}
         """By shape: with room for the most tokens and rows so far."""
-        self._open: MutableMapping[Exchange, Round] = weakref.WeakKeyDictionary()
-        self._places: MutableMapping[Exchange, Places] = weakref.WeakKeyDictionary()
-        self._sms: MutableMapping[Exchange, int] = weakref.WeakKeyDictionary()
         self._ended: Deque[Plan] = collections.deque()
         self._pinned: Dict[int, Tuple[Any, Any]] = {}
+        self._laid_out: Tuple[Any, Any, Any] = (None, None, None)
+        """By the last layout: for ranks, for experts, and both in one."""
 
     # ---- what is asked for ----
 
     def layout(self, topk_idx: Any, nr_experts: int) -> Tuple[Any, Any, Any, Any]:
         """Tokens for each rank, node (of 8 ranks, where there are more) and expert; whether a token goes to a rank."""
         ids = check("topk_idx", topk_idx, (None, None), torch.int64)
-        if nr_experts <= 0 or nr_experts % self._nr_ranks:
-            raise InvalidError(f"num_experts is {nr_experts}; it has to be a multiple of {self._nr_ranks} ranks")
-        (nr, topk), nr_ranks, on_cpu = ids.shape, self._nr_ranks, ids.device.type == "cpu"
-        if on_cpu and ids.numel() and not -1 <= int(ids.min()) <= int(ids.max()) < nr_experts:
-            raise InvalidError(f"topk_idx is from {int(ids.min())} to {int(ids.max())}; num_experts is {nr_experts}, and -1 is none")
+        nr_ranks = self._nr_ranks
+        if nr_experts <= 0 or nr_experts % nr_ranks:
+            raise InvalidError(f"num_experts is {nr_experts}; it has to be a multiple of {nr_ranks} ranks")
+        nr, topk = ids.shape
         counts = ids.new_empty(nr_ranks + nr_experts, dtype=torch.int32)
         in_rank = ids.new_empty((nr, nr_ranks), dtype=torch.bool)
-        by_rank, by_expert = counts.split_with_sizes((nr_ranks, nr_experts))
         if topk:
-            self._count(ids, counts.data_ptr(), in_rank.data_ptr(), nr_experts, on_cpu)
+            self._count(ids, nr, topk, nr_experts, counts.data_ptr(), in_rank.data_ptr())
         else:
             counts.zero_()
+        by_rank, by_expert = parts = counts.split_with_sizes((nr_ranks, nr_experts))
+        self._laid_out = (parts[0], parts[1], counts)
         by_node = None
         if nr_ranks > 8 and nr_ranks % 8 == 0:
             by_node = in_rank.unflatten(1, (nr_ranks // 8, 8)).any(2).sum(0, dtype=torch.int32)
         return by_rank, by_node, by_expert, in_rank
 
-    def _count(self, ids: Any, counts: int, in_rank: int, nr_experts: int, on_cpu: bool) -> None:
-        routes = _abi.sized(_abi.tern_routes)
-        routes.nr_tokens, routes.topk = ids.shape
-        routes.nr_ranks, routes.nr_experts = self._nr_ranks, nr_experts
-        routes.topk_ids, routes.topk_ids_bits = ids.data_ptr(), 64
-        routes.rank_tokens, routes.expert_routes, routes.in_rank = counts, counts + 4 * self._nr_ranks, in_rank
-        if not on_cpu:
+    def _count(self, ids: Any, nr: int, topk: int, nr_experts: int, counts: int, in_rank: int) -> None:
+        device, stream = 0, 0
+        if ids.is_cuda:
             self._exchanges.load_cuda()
-            routes.device, routes.stream = Device.CUDA, torch._C._cuda_getCurrentRawStream(ids.device.index)
-        code(library().tern_count_routes(ctypes.byref(routes)))
+            device, stream = int(Device.CUDA), torch._C._cuda_getCurrentRawStream(ids.device.index)
+        found = count_routes(ids.data_ptr(), nr, topk, self._nr_ranks, nr_experts, counts, counts + 4 * self._nr_ranks, in_rank, device, stream)
+        if found:
+            self._refuse_ids(found, ids, nr_experts)
 
-    def _counts(self, by_rank: Any, by_expert: Any) -> Callable[[], npt.NDArray[np.int32]]:
-        """Both on the host. On a device their way begins here, ahead of what is put on the stream from now on; the function waits."""
-        nr_ranks = by_rank.shape[0]
-        nr = nr_ranks + by_expert.shape[0]
-        if by_expert.data_ptr() == by_rank.data_ptr() + 4 * nr_ranks and by_expert.untyped_storage().data_ptr() == by_rank.untyped_storage().data_ptr():
-            both = by_rank.as_strided((nr,), (1,))  # as the layout has them
-        else:
-            both = torch.cat((by_rank, by_expert))
-        if both.device.type == "cpu":
-            return lambda: both.numpy()  # type: ignore[no-any-return]
+    def _refuse_ids(self, found: int, ids: Any, nr_experts: int) -> None:
+        if found == _NO_EXPERTS:
+            raise InvalidError(f"topk_idx is from {int(ids.min())} to {int(ids.max())}; num_experts is {nr_experts}, and -1 is none")
+        code(found)
+
+    def _counts(self, by_rank: Any, by_expert: Any) -> Tuple[int, int, Any]:
+        """Where both are on the host. On a device their way begins here, ahead of what is put on the stream from now on; they are there
+        with the event."""
+        at, nr_ranks = by_rank.data_ptr(), by_rank.shape[0]
+        if not by_rank.is_cuda:
+            return at, by_expert.data_ptr(), None
+        nr, laid_out = nr_ranks + by_expert.shape[0], self._laid_out  # once: another thread may be in here
+        both = laid_out[2] if laid_out[0] is by_rank and laid_out[1] is by_expert else torch.cat((by_rank, by_expert))
         pinned, event = self._pinned.get(nr) or self._pinned.setdefault(nr, (torch.empty(nr, dtype=torch.int32, device="cpu", pin_memory=True), torch.cuda.Event()))
         pinned.copy_(both, non_blocking=True)
         event.record()
+        return pinned.data_ptr(), pinned.data_ptr() + 4 * nr_ranks, event
 
-        def wait() -> npt.NDArray[np.int32]:
-            event.synchronize()
-            return pinned.numpy()  # type: ignore[no-any-return]
-
-        return wait
-
-    def _worst(self, rows: Rows, worst: int) -> Sizes:
-        nr, nr_ranks = rows.x.shape[0], self._nr_ranks
-        most = -(-worst // nr_ranks)
+    def _worst(self, nr: int, worst: int) -> Told:
+        most = -(-worst // self._nr_ranks)
         if nr > most:
-            raise InvalidError(f"num_worst_tokens is {worst} for {nr_ranks} ranks, {most} tokens of each; x has {nr}")
-        return Sizes(most, worst, worst, [], None, 0)
+            raise InvalidError(f"num_worst_tokens is {worst} for {self._nr_ranks} ranks, {most} tokens of each; x has {nr}")
+        return most, worst, worst, [], 0, None
 
-    def _told(self, nr: int, counts: npt.NDArray[np.int32], held: int, alignment: int) -> Sizes:
-        """By all ranks to all."""
-        nr_ranks, nr_counts = self._nr_ranks, counts.shape[0]
-        mine = np.empty(2 + nr_counts, np.int32)
-        mine[0], mine[1] = nr, held
-        mine[2:] = counts
-        told = self._exchanges.board.gather(mine)
-        most = held = 0
-        received = [0] * nr_ranks
-        for tokens, slots, *to in told[:, : 2 + nr_ranks].tolist():
-            most, held = max(most, tokens), held | slots
-            received = [sum(both) for both in zip(received, to)]
-        nr_local = (nr_counts - nr_ranks) // nr_ranks
-        first = 2 + nr_ranks + self._rank * nr_local
-        found = told[:, first : first + nr_local].sum(0)
-        if alignment > 1:
-            found = -(-found // alignment) * alignment
-        prefix = lambda: told[:, 2 : 2 + nr_ranks].cumsum(0, dtype=np.int32)  # noqa: E731
-        return Sizes(most, max(received), received[self._rank], found.tolist(), prefix, held)
-
-    def _exchange(self, key: Any, rows: Rows, topk: int, nr_experts: int, sizes: Sizes, worst: int) -> Exchange:
+    def _exchange(self, key: Any, rows: Rows, topk: int, nr_experts: int, nr_tokens: int, nr_rows: int, worst: int) -> Rounds:
         """With room for that many, the same on all ranks. It grows by doubling, and what was before is given up."""
         there = self._made.get(key)
         known = None if there is None else there.config
-        if there is not None and sizes.nr_tokens <= there.config.max_tokens and sizes.capacity <= there.config.capacity:
+        if there is not None and nr_tokens <= there.config.max_tokens and nr_rows <= there.config.capacity:
             return there
-        tokens, capacity = _power(sizes.nr_tokens), worst or _power(sizes.capacity)
+        tokens, capacity = _power(nr_tokens), worst or _power(nr_rows)
         if known is not None:
             self._exchanges.drop(known)
             tokens, capacity = max(tokens, known.max_tokens), max(capacity, known.capacity)
@@ -282,13 +269,8 @@ class Normal:
             device=device_of(rows.x),
             **changes,
         )
-        found = self._made[key] = self._exchanges.get(config)
-        return found
-
-    def _places_of(self, moe: Exchange) -> Places:
-        found = self._places.get(moe)
-        if found is None:
-            found = self._places[moe] = Places(moe)
+        found = self._exchanges.get(config, Rounds)
+        self._made[key] = found
         return found
 
     def _ids_of_ranks(self, in_rank: Any) -> Any:
@@ -303,79 +285,78 @@ class Normal:
 
     # ---- rounds ----
 
-    def _ready(self, moe: Exchange, sms: int) -> Exchange:
-        """Without a round under way."""
-        if not capturing(moe.on_device):
+    def _ready(self, moe: Rounds, sms: int, captured: bool) -> None:
+        """Without a round under way. captured: whether what is called now goes into a graph."""
+        if not captured and self._ended:
             for _ in range(len(self._ended)):
                 self._ended.popleft().close()
-        if moe.on_device and self._sms.get(moe, 0) != sms:
+        if sms != moe.sms and moe.on_device:
             moe.set_sms(sms)
-            self._sms[moe] = sms
-        opened = self._open.get(moe)
-        if opened is not None:
-            check_capture(moe.on_device, opened.in_graph)
-            moe.release(opened.slot)
-            del self._open[moe]
-        return moe
+            moe.sms = sms
+        if moe.open_slot >= 0:
+            check_capture(captured, moe.open_in_graph)
+            moe._calls.release(moe, moe.open_slot, None)
+            moe.open_slot = _NONE
 
-    def _begun(self, moe: Exchange, slot: int, plan: Optional[Plan] = None) -> None:
-        left: Callable[[], Optional[Plan]] = _nothing
-        if plan is not None:
-            left = weakref.ref(plan)
-        self._open[moe] = Round(slot, left, capturing(moe.on_device))
-
-    def _taken(self, moe: Exchange, slot: int, received: Any, rows: Rows, nr_rows: int, call: Call) -> Tuple[Rows, Any]:
-        """Received rows, which last as long as the caller has them, and weights, if these do too. On a GPU extent is the most there can
-        be, and nr_rows is known."""
+    def _taken(self, moe: Rounds, slot: int, received: Any, rows: Rows, nr_rows: int, call: Call) -> Tuple[Any, Any]:
+        """Received rows as the caller gets them, which last as long as he has them, and weights, if these do too. On a GPU extent is the
+        most there can be, and nr_rows is known."""
         state = moe._slots[slot]
-        state.extent = min(received.extent, nr_rows)
+        extent = state.extent = min(received.extent, nr_rows)
         if slot:
-            x, scales, weights = self._places_of(moe).show(slot, received, nr_rows, call)
-            return Rows(x, scales, rows.packed), weights
+            x, scales, weights = moe.places.lend(state, nr_rows, call)
+            return x if scales is None else (x, scales), weights
         taken = rows.like(nr_rows)
         for name, to in (("x", taken.x), ("scales", taken.scales)):
-            if to is not None and state.extent:
-                received.copy(name, to if to.shape[0] == state.extent else to[: state.extent], state.extent)
-        return taken, None
+            if to is not None and extent:
+                received.copy(name, to if to.shape[0] == extent else to[:extent], extent)
+        return taken.given(), None
 
-    def _begin(self, moe: Exchange, rows: Rows, ids: Any, weights: Any, sms: int, call: Call, wide: Any = None) -> Tuple[int, Any]:
+    def _weights(self, received: Any, extent: int, nr_rows: int, topk: int) -> Any:
+        """Of rows that were copied."""
+        if extent == nr_rows:
+            return received.topk_weights[:extent].clone()
+        weights = received.topk_weights.new_zeros((nr_rows, topk))
+        weights[:extent].copy_(received.topk_weights[:extent])
+        return weights
+
+    def _begin(self, moe: Rounds, rows: Rows, ids: Any, weights: Any, sms: int, call: Call, captured: bool, wide: Any = None) -> Tuple[int, Any]:
         """The slot, and what it receives."""
-        self._ready(moe, sms)
-        slot = self._places_of(moe).take(call)
-        received = moe.dispatch(rows.x, ids, weights, scales=rows.scales, slot=slot, want=None if wide is None else Wanted(wide_ids=wide))
-        self._begun(moe, slot)
+        self._ready(moe, sms, captured)
+        slot = 0 if captured else moe.places.take(call)
+        want = None if wide is None else Wanted(wide_ids=wide)
+        received = moe._calls.dispatch(moe, slot, None, rows.x, ids, weights, rows.scales, 0, None, None, want)
+        moe.begun(slot, 0, captured)
         return slot, received
 
     def _round(
-        self, key: Any, rows: Rows, ids: Any, weights: Any, topk: int, nr_experts: int, counts: Tuple[Any, Any], alignment: int, sms: int, call: Call
-    ) -> Tuple[Exchange, int, Any, Sizes]:
+        self, key: Any, rows: Rows, nr: int, ids: Any, weights: Any, topk: int, by_rank: Any, by_expert: Any, alignment: int, sms: int, call: Call
+    ) -> Tuple[Rounds, int, Any, Told]:
         """A round of sizes that only now become known. Where the exchange has room for all tokens that it may be given, it begins at
         once, and ranks tell each other meanwhile; without tokens if these are more, which the others are told. Then it is ended, and made
         again by a larger one."""
-        on_device = rows.x.device.type != "cpu"
-        if capturing(on_device):
-            raise StateError("num_worst_tokens: without it ranks tell each other their sizes, which no graph can hold")
-        wait = self._counts(*counts)
-        moe, nr = self._made.get(key), rows.x.shape[0]
-        early = moe is not None and moe.config.capacity >= moe.config.max_tokens * self._nr_ranks
-        slot, received, held = 0, None, 0
+        rank_tokens, expert_routes, event = self._counts(by_rank, by_expert)
+        moe, nr_experts = self._made.get(key), by_expert.shape[0]
+        early, slot, received, held = False, 0, None, 0
         if moe is not None:
-            held = self._places_of(moe).held()
+            early, held = moe.begins_early, moe.places.held()
             if early and nr <= moe.config.max_tokens:
-                slot, received = self._begin(moe, rows, ids, weights, sms, call)
+                slot, received = self._begin(moe, rows, ids, weights, sms, call, False)
             elif early:
                 none = Rows(rows.x[:0], None if rows.scales is None else rows.scales[:0], rows.packed)
-                slot, received = self._begin(moe, none, ids[:0], None if weights is None else weights[:0], sms, call)
-        sizes = self._told(nr, wait(), held, alignment)
+                slot, received = self._begin(moe, none, ids[:0], None if weights is None else weights[:0], sms, call, False)
+        if event is not None:
+            event.synchronize()
+        told = self._exchanges.board.tell(nr, held, rank_tokens, expert_routes, nr_experts, alignment)
         if moe is not None:
-            self._places_of(moe).agree(sizes.held, slot)
-        if early and moe is not None and sizes.nr_tokens <= moe.config.max_tokens:
-            return moe, slot, received, sizes
-        if early and moe is not None:
-            self._ready(moe, sms)
-        moe = self._exchange(key, rows, topk, nr_experts, sizes, 0)
-        slot, received = self._begin(moe, rows, ids, weights, sms, call)
-        return moe, slot, received, sizes
+            moe.places.agree(told[4], slot)
+            if early and told[0] <= moe.config.max_tokens:
+                return moe, slot, received, told
+            if early:
+                self._ready(moe, sms, False)
+        moe = self._exchange(key, rows, topk, nr_experts if topk else 0, told[0], told[1], 0)
+        slot, received = self._begin(moe, rows, ids, weights, sms, call, False)
+        return moe, slot, received, told
 
     def dispatch(
         self,
@@ -391,13 +372,13 @@ class Normal:
         call: Call,
     ) -> Tuple[Any, Any, Any, List[int], Tuple[Any, ...]]:
         rows = Rows.of(x)
-        nr = rows.x.shape[0]
-        in_rank = check("is_token_in_rank", in_rank, (nr, self._nr_ranks), torch.bool)
-        by_rank = check("num_tokens_per_rank", by_rank, (self._nr_ranks,), torch.int32)
+        nr, nr_ranks = rows.x.shape[0], self._nr_ranks
+        in_rank = check("is_token_in_rank", in_rank, (nr, nr_ranks), torch.bool)
+        by_rank = check("num_tokens_per_rank", by_rank, (nr_ranks,), torch.int32)
         by_expert = check("num_tokens_per_expert", by_expert, (None,), torch.int32)
         nr_experts, topk = by_expert.shape[0], 0
-        if not nr_experts or nr_experts % self._nr_ranks:
-            raise InvalidError(f"num_tokens_per_expert has {nr_experts} entries; it has to be a multiple of {self._nr_ranks} ranks")
+        if not nr_experts or nr_experts % nr_ranks:
+            raise InvalidError(f"num_tokens_per_expert has {nr_experts} entries; it has to be a multiple of {nr_ranks} ranks")
         if alignment < 1 or worst < 0:
             raise InvalidError(f"expert_alignment is {alignment} and num_worst_tokens {worst}; from 1, and from 0 on are possible")
         if (topk_idx is None) != (topk_weights is None):
@@ -406,54 +387,47 @@ class Normal:
             ids = check("topk_idx", topk_idx, (nr, None), torch.int64)
             topk = ids.shape[1]
             weights = check("topk_weights", topk_weights, (nr, topk), torch.float32)
-            if ids.device.type == "cpu":
-                self._agree(ids, by_rank, in_rank, by_expert)
+            if not ids.is_cuda:
+                self._agree(ids, nr, topk, by_rank, in_rank, by_expert, nr_experts)
         elif worst:
             raise InvalidError("num_worst_tokens takes topk_idx and topk_weights")
         else:
             ids, weights = self._ids_of_ranks(in_rank), None
-        experts, wide = nr_experts if topk else 0, None
-        key = (rows.x.device, experts, topk, worst, *rows.form())
+        form = rows.form()
+        key = (rows.x.device, nr_experts if topk else 0, topk, worst, *form)
+        captured, wide = capturing(ids.is_cuda), None
         if worst:
-            sizes = self._worst(rows, worst)
-            moe, wide = self._exchange(key, rows, topk, experts, sizes, worst), ids.new_empty((worst, topk))
-            slot, received = self._begin(moe, rows, ids, weights, sms, call, wide)
+            told = self._worst(nr, worst)
+            moe, wide = self._exchange(key, rows, topk, nr_experts if topk else 0, told[0], told[1], worst), ids.new_empty((worst, topk))
+            slot, received = self._begin(moe, rows, ids, weights, sms, call, captured, wide)
+        elif captured:
+            raise StateError("num_worst_tokens: without it ranks tell each other their sizes, which no graph can hold")
         else:
-            moe, slot, received, sizes = self._round(key, rows, ids, weights, topk, experts, (by_rank, by_expert), alignment, sms, call)
-        taken, recv_weights = self._taken(moe, slot, received, rows, sizes.nr_rows, call)
+            moe, slot, received, told = self._round(key, rows, nr, ids, weights, topk, by_rank, by_expert, alignment, sms, call)
+        nr_rows = told[2]
+        taken, recv_weights = self._taken(moe, slot, received, rows, nr_rows, call)
         extent = moe._slots[slot].extent
-        route = Route(moe.plan(slot), rows.form(), ids.clone(), sizes.nr_rows, nr, self._ended)
-        self._begun(moe, slot, route.plan)
-        recv_ids = None
-        if topk:
-            recv_ids = wide if worst else self._places_of(moe).of(slot, received).topk_ids[:extent].to(torch.int64)
-            if recv_weights is None and extent == sizes.nr_rows:
-                recv_weights = received.topk_weights[:extent].clone()
-            elif recv_weights is None or extent != sizes.nr_rows:
-                recv_weights = weights.new_zeros((sizes.nr_rows, topk))
-                recv_weights[:extent].copy_(received.topk_weights[:extent])
-        else:
+        if not topk:
             recv_weights = None
-        device = ids.device
-        prefix: Any = None
-        if sizes.prefix is None:
-            prefix = self._column(received, device)
-        else:
-            made = sizes.prefix
-            prefix = _Later(lambda: torch.from_numpy(made()).to(device))
-        handle = Handle((prefix, route, route, self._sources(moe, slot, received, sizes.nr_rows, device), in_rank, None))
-        return taken.given(), recv_ids, recv_weights, sizes.by_expert, handle
+        elif recv_weights is None or extent != nr_rows:
+            recv_weights = self._weights(received, extent, nr_rows, topk)
+        recv_ids: Any = wide
+        kept = by_rank.new_empty(nr_rows + nr * moe.config.topk)
+        if topk and not worst:
+            recv_ids = ids.new_empty((nr_rows, topk))
+        at = kept.data_ptr()
+        plan = Plan(moe, slot, nr_rows, 0 if worst or not topk else recv_ids.data_ptr(), at, at + 4 * nr_rows)
+        route = Route(plan, form, nr_rows, nr, kept, self._column(received, ids.device) if worst else told[5], self._ended)
+        moe.open_plan = plan._number
+        return taken, recv_ids, recv_weights, told[3], Handle((None, route, route, None, in_rank, None))
 
-    def _agree(self, ids: Any, by_rank: Any, in_rank: Any, by_expert: Any) -> None:
+    def _agree(self, ids: Any, nr: int, topk: int, by_rank: Any, in_rank: Any, by_expert: Any, nr_experts: int) -> None:
         """On the CPU, where looking costs little: what was counted is of these ids."""
-        ranks, _, experts, there = self.layout(ids, by_expert.shape[0])
-        for name, given, counted in (
-            ("num_tokens_per_rank", by_rank, ranks),
-            ("num_tokens_per_expert", by_expert, experts),
-            ("is_token_in_rank", in_rank, there),
-        ):
-            if not torch.equal(given, counted):
-                raise InvalidError(f"{name} is not of topk_idx: get_dispatch_layout gives it")
+        found = routes_agree(ids.data_ptr(), nr, topk, self._nr_ranks, nr_experts, by_rank.data_ptr(), by_expert.data_ptr(), in_rank.data_ptr())
+        if found in _OTHER:
+            raise InvalidError(f"{_OTHER[found]} is not of topk_idx: get_dispatch_layout gives it")
+        if found:
+            self._refuse_ids(found, ids, nr_experts)
 
     def _column(self, received: Any, device: Any) -> Any:
         """rank_prefix_matrix of worst sizes: this rank knows what it received, its own column."""
@@ -461,50 +435,42 @@ class Normal:
         matrix[:, self._rank] = received.counts.cumsum(0)
         return matrix
 
-    def _sources(self, moe: Exchange, slot: int, received: Any, nr_rows: int, device: Any) -> Any:
-        """recv_src_idx: the number of each row's token on its rank."""
-        extent = moe._slots[slot].extent
-        if moe.on_device and extent == nr_rows:
-            return self._places_of(moe).of(slot, received).sources[:extent].clone(memory_format=torch.contiguous_format)
-        rows = received.rows
-        found = torch.empty(nr_rows, dtype=torch.int32, device=device)
-        if extent:
-            tokens = rows[:extent, 1] if moe.on_device else torch.from_numpy(np.ascontiguousarray(rows["token"][:extent]))
-            found[:extent].copy_(tokens)
-        return found
-
     # ---- with a handle ----
 
     def _route(self, handle: Any) -> Route:
-        if not isinstance(handle, tuple) or len(handle) != 6 or not isinstance(handle[1], Route):
+        route = tuple.__getitem__(handle, 1) if isinstance(handle, tuple) and len(handle) == 6 else None
+        if not isinstance(route, Route):
             raise InvalidError("handle is none of a dispatch by Tern")
-        return handle[1]
+        return route
 
-    def _plan(self, route: Route, rows: Rows, sms: int) -> Plan:
+    def _plan(self, route: Route, rows: Rows, sms: int, captured: bool) -> Plan:
         """For rows of another type or width: of a round with the same ids, whose rows come to the same places."""
         if rows.form() == route.form:
             return route.plan
         config = dataclasses.replace(route.config, **rows.changes())
         plan = route.others.get(config)
         if plan is None:
-            moe = self._ready(self._exchanges.get(config), sms)
+            moe = self._exchanges.get(config, Rounds)
+            self._ready(moe, sms, captured)
             received = moe.dispatch(rows.x, route.ids, scales=rows.scales)
-            self._begun(moe, 0)
+            moe.begun(0, 0, captured)
             moe._slots[0].extent = min(received.extent, route.nr_rows)
             plan = route.others[config] = moe.plan()
-            self._ready(moe, sms)
+            self._ready(moe, sms, captured)
         return plan
 
     def dispatch_again(self, x: Any, handle: Any, sms: int, call: Call) -> Any:
         route, rows = self._route(handle), Rows.of(x)
         if rows.x.shape[0] != route.nr_tokens:
             raise InvalidError(f"x has {rows.x.shape[0]} rows; handle is of {route.nr_tokens} tokens")
-        plan = self._plan(route, rows, sms)
-        moe = self._ready(plan.exchange, sms)
-        slot = self._places_of(moe).take(call)
-        received = plan.dispatch(rows.x, scales=rows.scales, slot=slot)
-        self._begun(moe, slot, plan)
-        return self._taken(moe, slot, received, rows, route.nr_rows, call)[0].given()
+        captured = capturing(rows.x.is_cuda)
+        plan = self._plan(route, rows, sms, captured)
+        moe: Any = plan.exchange
+        self._ready(moe, sms, captured)
+        slot = 0 if captured else moe.places.take(call)
+        received = moe._calls.dispatch_plan(moe, slot, plan, moe._of_plans, plan._open(), plan.nr_tokens, rows.x, rows.scales, 0, None, None, None)
+        moe.begun(slot, plan._number, captured)
+        return self._taken(moe, slot, received, rows, route.nr_rows, call)[0]
 
     def combine(self, x: Any, handle: Any, topk_weights: Any, biases: Tuple[Any, ...], sms: int) -> Tuple[Any, Any]:
         route = self._route(handle)
@@ -516,22 +482,21 @@ class Normal:
                 raise InvalidError("topk_weights: handle is of a dispatch without topk_idx")
             floats = check("topk_weights", topk_weights, (route.nr_rows, config.topk), torch.float32)
             out_floats = floats.new_empty((route.nr_tokens, config.topk))
-        nr, hidden = route.nr_tokens, y.shape[1]
-        biases = tuple(check(f"bias[{i}]", bias, (nr, hidden), torch.bfloat16) for i, bias in enumerate(biases))
+        nr, hidden, captured = route.nr_tokens, y.shape[1], capturing(y.is_cuda)
+        if biases:
+            biases = tuple(check(f"bias[{i}]", bias, (nr, hidden), torch.bfloat16) for i, bias in enumerate(biases))
         out = y.new_empty((nr, hidden))
-        plan = route.plan if hidden == config.hidden else self._plan(route, Rows(y.new_zeros((nr, hidden)), None, False), sms)
-        moe = plan.exchange
-        opened = self._open.get(moe)
-        slot = opened.slot if opened is not None and opened.plan() is plan else 0
-        moe._slots[slot].combine.no_floats = floats is None
-        if opened is not None and opened.plan() is plan:
-            check_capture(moe.on_device, opened.in_graph)
-            moe.combine(y, slot=opened.slot, out=out, floats=floats, out_floats=out_floats)
-            del self._open[moe]
+        plan = route.plan if hidden == config.hidden else self._plan(route, Rows(y.new_zeros((nr, hidden)), None, False), sms, captured)
+        moe: Any = plan.exchange
+        if moe.open_slot >= 0 and moe.open_plan == plan._number:
+            check_capture(captured, moe.open_in_graph)
+            moe._slots[moe.open_slot].no_floats = floats is None
+            moe._calls.combine(moe, moe.open_slot, None, y, out, False, None, floats, out_floats)
+            moe.open_slot = _NONE
         else:
-            self._ready(moe, sms)
-            plan.combine(y, out=out, floats=floats, out_floats=out_floats)
+            self._ready(moe, sms, captured)
+            moe._slots[0].no_floats = floats is None
+            moe._calls.combine_plan(moe, 0, plan._open(), plan.nr_tokens, plan.extent, 0, y, out, False, None, floats, out_floats)
         if biases:
             out.copy_(sum((bias.float() for bias in biases), out.float()))
         return out, out_floats
-

@@ -26,22 +26,24 @@ def check_events(previous_event: Any, async_finish: bool, allocate_on_comm_strea
 
 def capturing(on_device: bool) -> bool:
     """Whether what is called now goes into a CUDA graph."""
-    return on_device and bool(torch.cuda.is_current_stream_capturing())
+    return on_device and bool(torch._C._cuda_isCurrentStreamCapturing())
 
 
-def check_capture(on_device: bool, begun_in_graph: bool) -> None:
+def check_capture(captured: bool, begun_in_graph: bool) -> None:
     """Before a round is ended: each replay of a graph would end one that it has not begun, or leave one open."""
-    if capturing(on_device) != begun_in_graph:
+    if captured != begun_in_graph:
         raise StateError("a round that was dispatched inside a captured graph is ended outside of it, or the other way round: combine it where it was dispatched")
 
 
 class Call:
     """What runs inside belongs to one call, of which `finish` makes the event. On the CPU it has ended then."""
 
-    __slots__ = ("stream", "current", "_apart")
+    __slots__ = ("stream", "current", "plain", "_apart")
 
-    def __init__(self, stream: Any, current: Any, apart: bool):
+    def __init__(self, stream: Any, current: Any, apart: bool, plain: bool):
         self.stream, self.current, self._apart = stream, current, apart
+        self.plain = plain
+        """finish() has nothing to do, whatever it is passed."""
 
     def __enter__(self) -> "Call":
         return self
@@ -58,16 +60,17 @@ class Call:
 
 class OnCpu:
     comm: Any = None
+    _calls = Call(None, None, False, True), Call(None, None, True, False)
 
     def call(self, previous_event: Any = None, apart: bool = False, stream: Any = None) -> Call:
-        return Call(None, None, apart)
+        return self._calls[bool(apart)]
 
 
 class CallOnCuda(Call):
     __slots__ = ("_on", "_captured")
 
-    def __init__(self, on: "OnCuda", stream: Any, current: Any, apart: bool, captured: bool):
-        super().__init__(stream, current, apart)
+    def __init__(self, on: "OnCuda", stream: Any, current: Any, apart: bool, captured: bool, plain: bool = False):
+        super().__init__(stream, current, apart, plain)
         self._on, self._captured = on, captured
 
     def __enter__(self) -> Call:
@@ -175,5 +178,5 @@ class OnCuda(OnCpu):
         if self._leaves_events:
             self._done.record(stream)
         elif stream is self._known[1]:
-            self._same = self._known[0], CallAsBefore(self, stream, stream, False, False)
+            self._same = self._known[0], CallAsBefore(self, stream, stream, False, False, True)
         self._last = stream
