@@ -64,7 +64,7 @@ static __device__ __forceinline__ uint32_t find_results(
 	bool there = expert.rank != UINT32_MAX;
 	uint32_t same = __match_any_sync(
 		ALL_LANES, there && !r->at_home ? expert.rank : UINT32_MAX - lane());
-	bool mine = there && (same & lanes_below()) == 0;
+	bool mine = there && is_lowest_of(same);
 	uint32_t all = __ballot_sync(ALL_LANES, mine), order = __popc(all & lanes_below()),
 		 at = token * r->topk + lane();
 

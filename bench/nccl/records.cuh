@@ -16,11 +16,6 @@ static __device__ __forceinline__ uint32_t lane()
 	return threadIdx.x % LANES;
 }
 
-static __device__ __forceinline__ uint32_t lanes_below()
-{
-	return (1u << lane()) - 1;
-}
-
 /* UINT32_MAX: of no expert. */
 static __device__ __forceinline__ struct record_expert expert_of(
 	const struct records *r, uint32_t token, uint32_t k)
@@ -95,7 +90,7 @@ static __device__ __forceinline__ void count_tile(uint32_t key, uint32_t i, uint
 		of_warp[k] = 0;
 	__syncthreads();
 	same = __match_any_sync(ALL_LANES, key);
-	if (key != UINT32_MAX && (same & lanes_below()) == 0)
+	if (key != UINT32_MAX && is_lowest_of(same))
 		of_warp[warp * nr_keys + key] = __popc(same);
 	__syncthreads();
 	if (key != UINT32_MAX) {

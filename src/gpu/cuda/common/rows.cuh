@@ -87,8 +87,7 @@ static __device__ __forceinline__ uint32_t destinations(
 	if (CASE != GPU_ANY)
 		return __reduce_or_sync(ALL_LANES, *rank == UINT32_MAX ? 0 : 1u << *rank);
 	same = __match_any_sync(ALL_LANES, *rank);
-	return __ballot_sync(
-		ALL_LANES, *rank != UINT32_MAX && (same & ((1u << lane_id()) - 1)) == 0);
+	return __ballot_sync(ALL_LANES, *rank != UINT32_MAX && is_lowest_of(same));
 }
 
 /* Those of the bits that do not stand for this rank. */
@@ -118,7 +117,7 @@ static __device__ __forceinline__ void check_ids(
 	bool none = lane_id() >= e->topk || id == -1,
 	     outside = !none && (uint32_t)id >= e->placement.nr_experts;
 	uint32_t same = __match_any_sync(ALL_LANES, none ? -2 - (int32_t)lane_id() : id);
-	bool twice = !none && !outside && (same & ((1u << lane_id()) - 1));
+	bool twice = !none && !outside && !is_lowest_of(same);
 	uint32_t bad = __ballot_sync(ALL_LANES, outside || twice);
 
 	if (bad && lane_id() == __ffs(bad) - 1)

@@ -18,6 +18,17 @@ __device__ __forceinline__ uint32_t lane_id()
 	return threadIdx.x % LANES;
 }
 
+__device__ __forceinline__ uint32_t lanes_below()
+{
+	return (1u << lane_id()) - 1;
+}
+
+/* Of lanes that agree, one speaks for all. */
+__device__ __forceinline__ bool is_lowest_of(uint32_t lanes)
+{
+	return (lanes & lanes_below()) == 0;
+}
+
 /* The sum of the lanes before this one, and of all. */
 __device__ __forceinline__ uint32_t lanes_before(uint32_t value, uint32_t *all)
 {

@@ -157,7 +157,7 @@ static __device__ __forceinline__ bool load_sent(const struct gpu_combine *c,
 	if (!c->weighted && __popc(of_group) == 1) /* a sum of one row; which zero and which NaN it
 						      is, is lost at home */
 		sum.flags = TICKET_AS_IS;
-	a.place = __popc(of_group & ((1u << lane_id()) - 1));
+	a.place = __popc(of_group & lanes_below());
 	*put += __popc(e->at_home ? here : __ballot_sync(ALL_LANES, a.there && a.place == 0)) *
 		shape.nr_parts;
 	sum.to = s->token * h->window.nr_columns;
@@ -206,7 +206,7 @@ static __device__ __forceinline__ bool names_first(
 static __device__ __forceinline__ void place_results(const struct gpu_exchange *e, uint32_t shift,
 	uint32_t rows, uint32_t results, struct home *home)
 {
-	uint32_t below = (1u << lane_id()) - 1, first_lane = group_of_lane(shift) << shift;
+	uint32_t below = lanes_below(), first_lane = group_of_lane(shift) << shift;
 
 	home->place = home->own ? __popc(rows & below) : __popc(rows);
 	home->flags |= home->own && __popc(rows & below) + 1 == __popc(rows) ? TICKET_HOLD : 0;
@@ -239,7 +239,7 @@ static __device__ __forceinline__ void share_out(const struct gpu_exchange *e,
 	rows = __ballot_sync(ALL_LANES, home->own) & of_group;
 	results = __ballot_sync(ALL_LANES, home->awaits) & of_group;
 	if (e->at_home)
-		home->place = __popc((rows | results) & ((1u << lane_id()) - 1));
+		home->place = __popc((rows | results) & lanes_below());
 	else
 		place_results(e, shift, rows, results, home);
 }

@@ -111,7 +111,7 @@ static __device__ __forceinline__ void look_ahead(
 static __device__ __forceinline__ void choose_lanes(
 	const struct gpu_exchange *e, struct outgoing *o)
 {
-	uint32_t below = (1u << lane_id()) - 1, same, twice;
+	uint32_t below = lanes_below(), same, twice;
 
 	same = __match_any_sync(ALL_LANES, o->to.rank);
 	o->first = o->to.rank != UINT32_MAX && (same & below) == 0;

@@ -117,8 +117,8 @@ static __device__ __forceinline__ void take_row(const struct gpu_dispatch *d,
 	if ((d->by_source && !early) || source == e->rank) /* its sender has stored them all */
 		return;
 	same = __match_any_sync(ALL_LANES, head.x); /* an expert named twice has one place */
-	lanes = __ballot_sync(ALL_LANES, head.x != UINT32_MAX && (early || head.x != from) &&
-						 (same & ((1u << lane_id()) - 1)) == 0);
+	lanes = __ballot_sync(
+		ALL_LANES, head.x != UINT32_MAX && (early || head.x != from) && is_lowest_of(same));
 	if (lanes)
 		copy_row(d, h, w, early ? early_rows(d, h, source) : placed_rows(h),
 			early ? token : from, lanes, head.x, in);

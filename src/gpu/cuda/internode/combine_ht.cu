@@ -171,7 +171,7 @@ static __device__ __forceinline__ void fetch_token(
 					  : make_uint2(UINT32_MAX, 0);
 	uint32_t same = __match_any_sync(ALL_LANES, route.x);
 	bool comes = route.x != UINT32_MAX && is_internode<true>(e, route.x) &&
-		     (e->at_home || (same & ((1u << lane_id()) - 1)) == 0);
+		     (e->at_home || is_lowest_of(same));
 	uint64_t cell = (uint64_t)token * h->window.nr_columns +
 			(h->window.rank_columns ? route.x : lane_id());
 	uint8_t *window = e->windows[e->rank];

@@ -102,8 +102,7 @@ static __device__ __forceinline__ uint32_t lanes_of_far_ranks(
 {
 	uint32_t same = __match_any_sync(ALL_LANES, rank);
 
-	return __ballot_sync(
-		ALL_LANES, internode_number(e, rank) && (same & ((1u << lane_id()) - 1)) == 0);
+	return __ballot_sync(ALL_LANES, internode_number(e, rank) && is_lowest_of(same));
 }
 
 template <int X, int ND>
@@ -171,8 +170,8 @@ static __device__ __forceinline__ bool take_token(const struct gpu_dispatch *d,
 	uint4 head = internode_token_head(e, h, source, token, epoch);
 	uint32_t same = __match_any_sync(ALL_LANES, head.x); /* an expert named twice has one place
 							      */
-	uint32_t first, lanes = __ballot_sync(ALL_LANES,
-				head.x != UINT32_MAX && (same & ((1u << lane_id()) - 1)) == 0);
+	uint32_t first,
+		lanes = __ballot_sync(ALL_LANES, head.x != UINT32_MAX && is_lowest_of(same));
 	struct row_from from;
 
 	if (!check_head(e, e->state->extent, epoch, source, token, head))

@@ -53,8 +53,7 @@ static __device__ __forceinline__ uint32_t send_via(
 		return to_all;
 	*rank = via_rank(e, *rank);
 	same = __match_any_sync(ALL_LANES, *rank);
-	return __ballot_sync(
-		ALL_LANES, *rank != UINT32_MAX && (same & ((1u << lane_id()) - 1)) == 0);
+	return __ballot_sync(ALL_LANES, *rank != UINT32_MAX && is_lowest_of(same));
 }
 
 /* The head is a piece of work of its own; with it goes what the combine has to know at home. False:
