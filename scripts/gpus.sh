@@ -188,8 +188,9 @@ stage_bench() {
 # long MODE RANKS [SETTINGS...]
 long() { step "long/$1-$2" 120 env TERN_TEST_MODE="$1" TERN_TEST_RANKS="$2" TERN_TEST_TOTAL="$ROUNDS" TERN_TEST_SECONDS=90 "${@:3}" "$BUILD/tests/device/test_long"; }
 
-# direct MODE RANKS: likewise on two nodes, whose rows a network of the tests' moves from device to device beside the kernels.
-direct() { step "long/direct-$1-$2" 120 env TERN_TEST_NODES=2 TERN_TRANSPORT=copying TERN_TEST_MODE="$1" TERN_TEST_RANKS="$2" TERN_TEST_TOTAL=$((ROUNDS < 1000 ? ROUNDS : 1000)) TERN_TEST_SECONDS=90 "$BUILD/tests/device/test_long"; }
+# direct MODE RANKS: likewise on two nodes, whose rows a network of the tests' moves from device to device beside the kernels. Ranks that share a GPU are on one node: a copy within a
+# GPU is a kernel's, and may find no room beside two that fill it and wait for it.
+direct() { step "long/direct-$1-$2" 120 env TERN_TEST_NODES=ab TERN_TRANSPORT=copying TERN_TEST_MODE="$1" TERN_TEST_RANKS="$2" TERN_TEST_TOTAL=$((ROUNDS < 1000 ? ROUNDS : 1000)) TERN_TEST_SECONDS=90 "$BUILD/tests/device/test_long"; }
 
 # Both modes at once where each finds two GPUs of its own.
 stage_long() {

@@ -82,7 +82,7 @@ share chunks-over-tcp env TERN_TRANSPORT=ofi "$BUILD/tests/exchange/test_chunks"
 share engine-threads-thread env TERN_TEST_DIVISOR=8 TSAN_OPTIONS=halt_on_error=1 "$BUILD/thread/tests/unit/test_engine_threads"
 share engine-mixed-thread env TSAN_OPTIONS=halt_on_error=1 "$BUILD/thread/tests/unit/test_engine_mixed"
 share emulated-gpus env BUILD="$BUILD" tests/device/gpus.sh
-share emulated-long-direct env TERN_CUDA_LIBRARY="$BUILD/emulated/libtern_cuda.so" TERN_TEST_SEED="$seed" TERN_TEST_NODES=2 TERN_TRANSPORT=copying TERN_TEST_SHARING=7 TERN_TEST_TOTAL=1000 "$BUILD/tests/device/test_long"
+share emulated-long-direct env TERN_CUDA_LIBRARY="$BUILD/emulated/libtern_cuda.so" TERN_TEST_SEED="$seed" TERN_TEST_RANKS=4 TERN_TEST_NODES=ab TERN_TRANSPORT=copying TERN_TEST_SHARING=7 TERN_TEST_TOTAL=1000 "$BUILD/tests/device/test_long"
 share emulated-direct-address env TERN_CUDA_LIBRARY="$BUILD/address/emulated/libtern_cuda.so" TERN_TEST_SHARING=7 "$BUILD/address/tests/device/test_direct"
 share emulated-direct-thread env TERN_CUDA_LIBRARY="$BUILD/thread/emulated/libtern_cuda.so" TERN_TEST_WITHOUT=too_early TERN_EMULATED_SMS=2 TERN_TEST_SHARING=1 TERN_TEST_ROUNDS=2 TERN_EMULATED_STORES=direct \
 	TSAN_OPTIONS="halt_on_error=1 suppressions=tests/device/emulate/tsan.supp" "$BUILD/thread/tests/device/test_direct"

@@ -80,8 +80,8 @@ static void draw_shape(uint64_t seed, enum tern_mode mode, struct job *job)
 	job->nr_ranks = nr_ranks;
 	while (nr_ranks % c->replica_ranks)
 		c->replica_ranks--;
-	devices_keep_homes_together(job);
 	c->mode = mode;
+	devices_keep_homes_together(job);
 	c->capacity = 0;
 	c->device = TERN_DEVICE_CUDA;
 	c->caller_output = mode == TERN_LOW_LATENCY && random_below(&state, 4) == 0;
