@@ -28,7 +28,8 @@ struct group {
 					      block's since */
 	enum scope scope;
 	bool whole;
-	uint64_t not_before; /* turn */
+	uint64_t not_before;   /* turn */
+	uint16_t older, newer; /* of those to lines of this hash, counted from 1 */
 	struct {
 		uint8_t *to;
 		uint32_t bytes;
@@ -38,11 +39,34 @@ struct group {
 
 static struct group under_way[MOST_UNDER_WAY];
 static uint32_t nr;
-static uint16_t of_line[LINE_SLOTS]; /* groups under way to lines of this hash */
+static uint16_t newest[LINE_SLOTS]; /* of those under way to lines of a hash, counted from 1 */
 
-static uint16_t *line_count(const uint8_t *line)
+/* In one pass a warp stores thousands of words where there are hundreds of ranks, so who looks for
+ * those to a line looks at no others. */
+static uint16_t *newest_of(const uint8_t *line)
 {
-	return &of_line[(uintptr_t)line / LINE_BYTES * 0x9e3779b1u >> 7 & (LINE_SLOTS - 1)];
+	return &newest[(uintptr_t)line / LINE_BYTES * 0x9e3779b1u >> 7 & (LINE_SLOTS - 1)];
+}
+
+/* Its neighbours have it at place `at` from here on. */
+static void link_at(const struct group *g, uint16_t at)
+{
+	if (g->older)
+		under_way[g->older - 1].newer = at;
+	if (g->newer)
+		under_way[g->newer - 1].older = at;
+	else
+		*newest_of(g->line) = at;
+}
+
+static void unlink_group(const struct group *g)
+{
+	if (g->older)
+		under_way[g->older - 1].newer = g->newer;
+	if (g->newer)
+		under_way[g->newer - 1].older = g->older;
+	else
+		*newest_of(g->line) = g->older;
 }
 
 static void arrive(uint32_t i)
@@ -54,8 +78,11 @@ static void arrive(uint32_t i)
 	for (uint32_t l = 0; g->warp && l < g->warp->nr; l++)
 		g->warp->lanes[l]->nr_delayed -= g->lanes >> l & 1;
 	emulated_moves();
-	--*line_count(g->line);
-	*g = under_way[--nr];
+	unlink_group(g);
+	if (i == --nr)
+		return;
+	*g = under_way[nr];
+	link_at(g, (uint16_t)(i + 1));
 }
 
 uint32_t emulated_delays_stores(void)
@@ -66,16 +93,19 @@ uint32_t emulated_delays_stores(void)
 /* This lane's stores arrive in the order in which they were made, if to the same place. */
 static void overtakes_none(const uint8_t *to, uint32_t bytes)
 {
-	if (!*line_count(to - (uintptr_t)to % LINE_BYTES))
-		return;
-	for (uint32_t i = nr; i-- && emulated_lane->nr_delayed;) {
-		struct group *g = &under_way[i];
+	uint32_t at = *newest_of(to - (uintptr_t)to % LINE_BYTES), older;
+
+	for (; at && emulated_lane->nr_delayed; at = older) {
+		struct group *g = &under_way[at - 1];
 		bool same = false;
 
+		older = g->older;
 		for (uint32_t p = 0; p < g->nr && g->warp == emulated_lane->warp; p++)
 			same |= g->of[p].to < to + bytes && to < g->of[p].to + g->of[p].bytes;
 		if (same)
-			arrive(i);
+			arrive(at - 1);
+		if (older == nr + 1) /* it was the last, and lies in this one's place now */
+			older = at;
 	}
 }
 
@@ -84,8 +114,8 @@ static struct group *group_for(uint8_t *line, uint32_t whole)
 	const struct emulated_warp *w = emulated_lane->warp;
 	struct group *g;
 
-	for (uint32_t i = whole && *line_count(line) ? nr : 0; i--;) {
-		g = &under_way[i];
+	for (uint32_t at = whole ? *newest_of(line) : 0; at; at = g->older) {
+		g = &under_way[at - 1];
 		if (g->warp == w && g->pass == w->pass && g->line == line && g->whole &&
 			!g->arrived && g->nr < LINE_BYTES / 16)
 			return g;
@@ -94,13 +124,14 @@ static struct group *group_for(uint8_t *line, uint32_t whole)
 		emulated_die("a pass of a warp stores to more than %d places",
 			MOST_UNDER_WAY - MOST_LEFT);
 	g = &under_way[nr++];
-	++*line_count(line);
 	*g = (struct group){.warp = w,
 		.block = w->block,
 		.launch = w->block->launch,
 		.line = line,
 		.pass = w->pass,
-		.whole = whole};
+		.whole = whole,
+		.older = *newest_of(line)};
+	link_at(g, (uint16_t)nr);
 	g->not_before = rest_until(ONE_RESTS);
 	return g;
 }
