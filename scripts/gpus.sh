@@ -116,7 +116,9 @@ stage_check() {
 	done
 	step check/device-nodes 120 env TERN_TEST_NODES=ab TERN_TEST_CASES=12 TERN_TEST_RANKS=$((2 * gpus)) "$BUILD/tests/device/test_device"
 	step check/plans-nodes 120 env TERN_TEST_NODES=ab TERN_TEST_CASES=8 TERN_TEST_RANKS=$((2 * gpus)) "$BUILD/tests/device/test_plans"
-	step check/direct 60 "$BUILD/tests/device/test_direct"
+	step check/direct 60 env TERN_TEST_WITHOUT=too_early "$BUILD/tests/device/test_direct"
+	step check/too-early 40 env TERN_TEST_WITHOUT=in_device,nothing_through,heads_alone TERN_TEST_ROUNDS=1 "$BUILD/tests/device/test_direct" # the word of rows that are not there yet: passes if wrong elements are found
+	grep -hs '^# mode' "$LOGS/check-too-early.log" | sed 's/^# */    /'
 	step check/writes 60 env TERN_TEST_RANKS=$((2 * gpus)) "$BUILD/tests/device/test_writes"
 	step check/device-direct 120 env TERN_TEST_NODES=ab TERN_TRANSPORT=copying TERN_TEST_WITHOUT=_ TERN_TEST_CASES=12 TERN_TEST_RANKS=$((2 * gpus)) "$BUILD/tests/device/test_device"
 	step check/layouts 120 verify "$gpus" --preset qwen3-30b-a3b --mode ll,ht --dtype fp8,bf16,fp16,fp32 --layout contiguous,padded,source --reduce home,expert --tokens 33 --iters 4
