@@ -182,7 +182,12 @@ static __device__ __noinline__ bool find_number(const struct gpu_exchange *e, ui
 	for (uint32_t first = 0; first < end; first += GOING_LOOKS) {
 		uint2 bits[GOING_LOOKS], ways[GOING_LOOKS];
 
-		if (!await_going<LOW>(e, epoch, number, token, first, end, bits) ||
+		if (!await_going<LOW>(e, epoch, number, token, first, end, bits))
+			return false;
+#pragma unroll
+		for (uint32_t i = 0; i < GOING_LOOKS; i++)
+			ways[i] = bits[i]; /* where rows go straight it is the same word */
+		if (e->internode->two_hops &&
 			!await_going<LOW>(e, epoch, sent, token, first, end, ways))
 			return false;
 #pragma unroll
