@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Early rows on GPUs in high-throughput mode (src/gpu/cuda/ht/dispatch.cu, ht/plan.cu), between two ranks: a row leaves for an early slot of the other rank before any place is
+ * Early rows on GPUs in high-throughput mode (src/gpu/cuda/ht/dispatch_send.cuh, ht/plan.cu), between two ranks: a row leaves for an early slot of the other rank before any place is
  * known, in a kernel that was started before the plan's have ended.
  *
  *   stream(r)    a rank's kernels, one after the other: who makes x and ids, the plan (two kernels), the dispatch's receiving warps, the combine or the release. What a kernel does

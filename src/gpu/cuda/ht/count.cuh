@@ -115,7 +115,7 @@ static __global__ void __launch_bounds__(COUNT_THREADS) dispatch_count_ht(
 		weight[i] = index < end && d.topk_weights ? d.topk_weights[index] : 1.0f;
 	}
 	if (blockIdx.x == 0 && threadIdx.x == COUNT_THREADS - 1)
-		word_release(&e->state->begun, epoch); /* for early rows: ht/dispatch.cu */
+		word_release(&e->state->begun, epoch); /* for early rows: ht/dispatch_send.cuh */
 	__syncthreads();
 #pragma unroll
 	for (uint32_t i = 0; i < COUNT_STEPS; i++)
