@@ -87,12 +87,7 @@ static __device__ __noinline__ void ring_internode_results(
 					(uint64_t)token * e->topk, bits);
 			runs += __reduce_add_sync(ALL_LANES, mine);
 		}
-		runs += sums != 0;
-		if (lane_id() == 0 && sums)
-			internode_ring_run(internode, home, INTERNODE_COMBINE, 0, sums);
-		if (lane_id() == 0)
-			internode_ring_head(internode, home, INTERNODE_COMBINE, epoch, runs);
-		begun += runs + 1;
+		begun += internode_ring_sums(internode, home, epoch, runs, sums);
 	}
 	if (lane_id() == 0)
 		internode_has_begun(internode, INTERNODE_COMBINE, begun);

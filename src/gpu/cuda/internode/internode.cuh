@@ -272,6 +272,19 @@ __device__ __forceinline__ void internode_ring_head(const struct internode_table
 	internode_ring_head(internode, to, kind, epoch, nr_runs, internode->head_bytes[kind]);
 }
 
+/* By a warp: a home's results that are summed here, which lie together, and the head behind all
+ * that it gets; runs: commands of others that it has got. Returns all of them. */
+__device__ __forceinline__ uint32_t internode_ring_sums(const struct internode_table *internode,
+	const struct internode_rank *home, uint32_t epoch, uint32_t runs, uint32_t sums)
+{
+	runs += sums != 0;
+	if (lane_id() == 0 && sums)
+		internode_ring_run(internode, home, INTERNODE_COMBINE, 0, sums);
+	if (lane_id() == 0)
+		internode_ring_head(internode, home, INTERNODE_COMBINE, epoch, runs);
+	return runs + 1;
+}
+
 /* By one lane, after all of a kind's commands of this round. */
 __device__ __forceinline__ void internode_has_begun(
 	struct internode_table *internode, enum internode_kind kind, uint32_t nr_commands)

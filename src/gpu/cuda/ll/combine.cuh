@@ -332,14 +332,7 @@ static __device__ __noinline__ void ring_internode_results(
 			else
 				sums += e->state->nr_from[source];
 		}
-		runs += sums != 0;
-		if (lane_id() == 0 && sums)
-			internode_ring_run(
-				internode, &internode->ranks[i], INTERNODE_COMBINE, 0, sums);
-		if (lane_id() == 0)
-			internode_ring_head(
-				internode, &internode->ranks[i], INTERNODE_COMBINE, epoch, runs);
-		begun += runs + 1;
+		begun += internode_ring_sums(internode, &internode->ranks[i], epoch, runs, sums);
 	}
 	if (lane_id() == 0)
 		internode_has_begun(internode, INTERNODE_COMBINE, begun);
