@@ -195,10 +195,9 @@ cudaError_t combine_floats_launch(const struct gpu_combine *c, const struct ht_e
 
 cudaError_t beside_prepare(void)
 {
-	cudaFuncAttributes attributes;
-	cudaError_t rc = cudaFuncGetAttributes(&attributes, (const void *)tern::combine_weights);
+	cudaError_t rc = load_kernel((const void *)tern::combine_weights);
 
-	rc = rc ? rc : cudaFuncGetAttributes(&attributes, (const void *)tern::combine_floats);
+	rc = rc ? rc : load_kernel((const void *)tern::combine_floats);
 	rc = rc ? rc : count_routes_prepare();
 	return rc ? rc : dispatch_beside_prepare();
 }

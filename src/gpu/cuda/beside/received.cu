@@ -174,8 +174,7 @@ cudaError_t dispatch_beside_launch(const struct gpu_dispatch *d, const struct gp
 
 cudaError_t dispatch_beside_prepare(void)
 {
-	cudaFuncAttributes attributes;
-	cudaError_t rc = cudaFuncGetAttributes(&attributes, (const void *)tern::dispatch_beside);
+	cudaError_t rc = load_kernel((const void *)tern::dispatch_beside);
 
-	return rc ? rc : cudaFuncGetAttributes(&attributes, (const void *)tern::dispatch_waits);
+	return rc ? rc : load_kernel((const void *)tern::dispatch_waits);
 }

@@ -72,7 +72,5 @@ cudaError_t count_routes_launch(const struct gpu_routes *routes, cudaStream_t st
 
 cudaError_t count_routes_prepare(void)
 {
-	cudaFuncAttributes attributes;
-
-	return cudaFuncGetAttributes(&attributes, (const void *)tern::count_routes);
+	return load_kernel((const void *)tern::count_routes);
 }

@@ -32,6 +32,14 @@ static inline cudaError_t allow_shared(const void *kernel)
 		  : cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
 }
 
+/* At its first launch that might wait for kernels under way. */
+static inline cudaError_t load_kernel(const void *kernel)
+{
+	cudaFuncAttributes attributes;
+
+	return cudaFuncGetAttributes(&attributes, kernel);
+}
+
 /* attribute: lives until the launch. */
 static inline void launch_early(
 	cudaLaunchConfig_t *config, cudaLaunchAttribute *attribute, uint32_t early)

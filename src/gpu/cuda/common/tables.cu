@@ -20,9 +20,7 @@ static __global__ void __launch_bounds__(TABLES_THREADS)
 
 cudaError_t tables_prepare(void)
 {
-	cudaFuncAttributes attributes;
-
-	return cudaFuncGetAttributes(&attributes, (const void *)tern::take_tables);
+	return load_kernel((const void *)tern::take_tables);
 }
 
 /* bytes: a multiple of 16 */

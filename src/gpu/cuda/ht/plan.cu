@@ -431,14 +431,13 @@ static uint32_t count_shared(const struct ht_exchange *h)
 
 cudaError_t ht_plan_prepare(const struct ht_exchange *h)
 {
-	cudaFuncAttributes attributes;
-	cudaError_t rc = cudaFuncGetAttributes(&attributes, (const void *)tern::dispatch_count_ht);
+	cudaError_t rc = load_kernel((const void *)tern::dispatch_count_ht);
 
 	if (!rc && place_shared(h) > 48 * 1024)
 		rc = allow_shared((const void *)tern::dispatch_place_ht);
 	if (!rc && count_shared(h) > 48 * 1024)
 		rc = allow_shared((const void *)tern::dispatch_count_ht);
-	return rc ? rc : cudaFuncGetAttributes(&attributes, (const void *)tern::dispatch_place_ht);
+	return rc ? rc : load_kernel((const void *)tern::dispatch_place_ht);
 }
 
 cudaError_t ht_plan_launch(const struct gpu_dispatch *args, const struct ht_exchange *h,

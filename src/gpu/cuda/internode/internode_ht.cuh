@@ -170,10 +170,9 @@ template <class Half> using internode_kernel = void (*)(const Half, const struct
 template <class Half>
 static cudaError_t internode_prepare(internode_kernel<Half> out, internode_kernel<Half> in)
 {
-	cudaFuncAttributes attributes;
-	cudaError_t rc = cudaFuncGetAttributes(&attributes, (const void *)out);
+	cudaError_t rc = load_kernel((const void *)out);
 
-	return rc ? rc : cudaFuncGetAttributes(&attributes, (const void *)in);
+	return rc ? rc : load_kernel((const void *)in);
 }
 
 template <class Half>

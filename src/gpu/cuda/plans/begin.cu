@@ -298,8 +298,7 @@ cudaError_t combine_begin_launch(const struct gpu_combine *c, const struct ht_ex
 
 cudaError_t combine_begin_prepare(void)
 {
-	cudaFuncAttributes attributes;
-	cudaError_t rc = cudaFuncGetAttributes(&attributes, (const void *)choose(false));
+	cudaError_t rc = load_kernel((const void *)choose(false));
 
-	return rc ? rc : cudaFuncGetAttributes(&attributes, (const void *)choose(true));
+	return rc ? rc : load_kernel((const void *)choose(true));
 }

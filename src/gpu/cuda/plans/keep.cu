@@ -134,8 +134,7 @@ cudaError_t dispatch_keep_launch(const struct gpu_dispatch *d, const struct ht_e
 
 cudaError_t plans_prepare(void)
 {
-	cudaFuncAttributes attributes;
-	cudaError_t rc = cudaFuncGetAttributes(&attributes, (const void *)tern::dispatch_keep);
+	cudaError_t rc = load_kernel((const void *)tern::dispatch_keep);
 
 	return rc ? rc : combine_begin_prepare();
 }
