@@ -202,6 +202,26 @@ static __device__ __forceinline__ bool send_all(
 	return true;
 }
 
+/* A block's sending warps, 0 to send_warps - 1; then what leaves for other nodes is rung. False:
+ * this one's part in the round is over. */
+template <int FORMAT, int X, int ND, int CASE, bool FAR, bool SLICED>
+static __device__ __forceinline__ bool send_and_ring(
+	const struct gpu_dispatch *d, uint4 &state, uint32_t warp, uint32_t send_warps)
+{
+	const struct gpu_exchange *e = &d->exchange;
+
+	if (FAR && has_failed_before(e, state.w, state.x))
+		return false;
+	state.w = FAR ? 0 : state.w;
+	if (!send_all<FORMAT, X, ND, CASE, FAR, SLICED>(
+		    d, state, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x))
+		return false;
+	if (FAR && internode_last(e, send_warps * gridDim.x))
+		ring_internode_rows(e, state.x, this_rounds_tokens(d));
+	trace_mark(e, 1);
+	return true;
+}
+
 /* ---- receiving ------------------------------------------------------------------------------- */
 
 /* A warp's share of the receiving: a segment of a row that may or may not come. Own rows first;
@@ -648,15 +668,7 @@ static __global__ void __launch_bounds__(512, 1)
 						 */
 
 	if (warp < send_warps) {
-		if (FAR && has_failed_before(e, state.w, state.x))
-			return;
-		state.w = FAR ? 0 : state.w;
-		if (!send_all<FORMAT, X, ND, CASE, FAR, false>(
-			    &d, state, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x))
-			return;
-		if (FAR && internode_last(e, send_warps * gridDim.x))
-			ring_internode_rows(e, state.x, this_rounds_tokens(&d));
-		trace_mark(e, 1);
+		send_and_ring<FORMAT, X, ND, CASE, FAR, false>(&d, state, warp, send_warps);
 	} else {
 		struct positions p = positions_in<FORMAT>(shared, e);
 

@@ -337,17 +337,9 @@ static __global__ void __launch_bounds__(512, 1)
 	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed
 						 */
 
-	if (warp < send_warps) {
-		if (FAR && has_failed_before(e, state.w, state.x))
-			return;
-		state.w = FAR ? 0 : state.w;
-		if (!send_all<FORMAT, X, ND, CASE, FAR, true>(
-			    &d, state, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x))
-			return;
-		if (FAR && internode_last(e, send_warps * gridDim.x))
-			ring_internode_rows(e, state.x, this_rounds_tokens(&d));
-		trace_mark(e, 1);
-	}
+	if (warp < send_warps &&
+		!send_and_ring<FORMAT, X, ND, CASE, FAR, true>(&d, state, warp, send_warps))
+		return;
 	if (send_warps < nr_warps && (warp >= send_warps || d.helps))
 		receive_slices<FORMAT, X, ND, CASE, FAR>(
 			&d, &s, state, warp < send_warps, warp - send_warps, nr_warps - send_warps);
