@@ -60,6 +60,27 @@ static __device__ __forceinline__ void send_home(const struct gpu_exchange *e,
 		segment_send(s, x, place_at<FAR>(e, r, p));
 }
 
+/* Of a token's sum here, which has at least one row: the first rows are on their way, and weights
+ * known. late: those have come with the combine. False: they did not. */
+template <int Y, bool LATE>
+static __device__ __forceinline__ bool begin_sum(const struct gpu_combine *c, uint32_t epoch,
+	uint32_t source, uint32_t token, bool late, uint32_t here, struct extent x, uint2 *route,
+	struct summation<Y> &sum)
+{
+	uint4 weight = {};
+
+	if (LATE && late)
+		weight = look_for_weight(c, source, token, *route);
+	sum.a.nr = (int)__popc(here);
+	sum.a.more = find_rows<0>(c, *route, here, here, sum.a);
+	load_batch<0>(c, sum.a, x, 0, sum.first); /* on their way as early as can be */
+	sum.a.more = find_rows<BATCH>(c, *route, here, sum.a.more, sum.a);
+	if (LATE && late && !await_weights(c, epoch, source, token, weight, route))
+		return false;
+	find_weights(*route, here, sum.a);
+	return true;
+}
+
 /* One segment of a token's sum here. A vector leaves as soon as it is summed, while the next one's
  * rows are on their way: NVLink has work from the first vector on. */
 template <int Y, int ND, bool FAR, bool LATE>
@@ -71,18 +92,9 @@ static __device__ __forceinline__ bool send_sum(const struct gpu_combine *c, uin
 	uint4 words = make_uint4(0, 0, 0, 0);
 	segment<GPU_FLAG128, false, ND> s;
 	struct summation<Y> sum;
-	uint4 weight = {};
 
-	if constexpr (LATE)
-		weight = look_for_weight(c, source, p.token, route);
-	sum.a.nr = (int)__popc(here);
-	sum.a.more = find_rows<0>(c, route, here, here, sum.a);
-	load_batch<0>(c, sum.a, x, 0, sum.first); /* on their way as early as can be */
-	sum.a.more = find_rows<BATCH>(c, route, here, sum.a.more, sum.a);
-	if constexpr (LATE)
-		if (!await_weights(c, epoch, source, p.token, weight, &route))
-			return false;
-	find_weights(route, here, sum.a);
+	if (!begin_sum<Y, LATE>(c, epoch, source, p.token, true, here, x, &route, sum))
+		return false;
 #pragma unroll
 	for (int i = 0; i < ND; i++) {
 		s.v[i] = i + 1 < ND ? sum_vector<Y, false>(c, sum, route, x, i)

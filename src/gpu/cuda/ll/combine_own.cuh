@@ -124,17 +124,9 @@ static __device__ __forceinline__ bool sum_rows(const struct gpu_combine *c, uin
 	uint4 words = make_uint4(0, 0, 0, 0);
 	struct summation<Y> sum;
 	uint2 route = p->route;
-	uint4 weight = {};
 
-	if (LATE && p->away)
-		weight = look_for_weight(c, p->source, p->token, route);
-	sum.a.nr = (int)__popc(here);
-	sum.a.more = find_rows<0>(c, route, here, here, sum.a);
-	load_batch<0>(c, sum.a, x, 0, sum.first); /* on their way as early as can be */
-	sum.a.more = find_rows<BATCH>(c, route, here, sum.a.more, sum.a);
-	if (LATE && p->away && !await_weights(c, epoch, p->source, p->token, weight, &route))
+	if (!begin_sum<Y, LATE>(c, epoch, p->source, p->token, p->away, here, x, &route, sum))
 		return false;
-	find_weights(route, here, sum.a);
 #pragma unroll
 	for (int i = 0; i < ND; i++) {
 		s.v[i] = i + 1 < ND ? sum_vector<Y, false>(c, sum, route, x, i)
