@@ -235,8 +235,6 @@ static __device__ __forceinline__ void tell_arrival(const struct gpu_combine *c,
 		counters_results(e);
 }
 
-/* The first segment's routes are under way before it is known which round it is, and whether an
- * earlier one has failed; the next one's while this one is sent. */
 /* Of a row's routes: lane k's tile. */
 static __device__ __forceinline__ uint32_t tile_of_route(
 	const struct gpu_combine *c, const struct outgoing *o)
@@ -249,6 +247,8 @@ static __device__ __forceinline__ uint32_t tile_of_route(
 		       : UINT32_MAX;
 }
 
+/* The first segment's routes are under way before it is known which round it is, and whether an
+ * earlier one has failed; the next one's while this one is sent. */
 template <int FORMAT, int Y, int ND, bool FAR, bool GATED, bool LATE>
 static __device__ __forceinline__ void send_results(const struct gpu_combine *c, uint4 state,
 	const struct deal *deal, uint32_t warp, uint32_t nr_warps)
