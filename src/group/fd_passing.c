@@ -45,7 +45,7 @@ struct message {
 };
 
 /* One rank's part in one exchange. */
-struct visit {
+struct fd_passing_visit {
 	struct fd_passing *passing;
 	struct fd_passing_guest *guests;
 	int rank, nr_ranks, fd;
@@ -152,7 +152,7 @@ static int call_guest(
 }
 
 /* All that have not been called yet: one whose queue is full keeps nobody else waiting. */
-static int call_guests(struct visit *v)
+static int call_guests(struct fd_passing_visit *v)
 {
 	struct hello hello = {.rank = (uint32_t)v->rank, .round = v->round};
 
@@ -170,7 +170,7 @@ static int call_guests(struct visit *v)
 
 /* Tells the others why this rank gives up, so that they need not wait for it; whose queue is full
  * is not told. This thread's text stays. */
-static void tell_guests(struct visit *v, int error)
+static void tell_guests(struct fd_passing_visit *v, int error)
 {
 	struct hello hello = {.rank = (uint32_t)v->rank, .round = v->round, .error = error};
 	char cause[1024];
@@ -188,7 +188,7 @@ static void tell_guests(struct visit *v, int error)
 
 /* ---- hearing --------------------------------------------------------------------------------- */
 
-static bool is_guest(const struct visit *v, const struct message *m)
+static bool is_guest(const struct fd_passing_visit *v, const struct message *m)
 {
 	const struct hello *hello = &m->hello;
 
@@ -199,7 +199,7 @@ static bool is_guest(const struct visit *v, const struct message *m)
 }
 
 /* Puts the descriptor in its place; ignores strangers, and whoever sends twice. */
-static int admit(struct visit *v, const struct message *m)
+static int admit(struct fd_passing_visit *v, const struct message *m)
 {
 	bool guest = is_guest(v, m), missing = guest && v->guests[m->hello.rank].fd < 0;
 	bool fits = missing && m->fd >= 0 && !m->cut && !m->hello.error;
@@ -221,7 +221,7 @@ static int admit(struct visit *v, const struct message *m)
 }
 
 /* 1: the caller has spoken and is done with; 0: not yet; negative: an error. */
-static int hear_caller(struct visit *v, int socket)
+static int hear_caller(struct fd_passing_visit *v, int socket)
 {
 	struct message message;
 	int rc;
@@ -233,7 +233,7 @@ static int hear_caller(struct visit *v, int socket)
 	return rc ? rc : 1;
 }
 
-static int hear_callers(struct visit *v)
+static int hear_callers(struct fd_passing_visit *v)
 {
 	for (int i = 0; i < CALLERS_MOST; i++) {
 		int rc = v->callers[i] >= 0 ? hear_caller(v, v->callers[i]) : 0;
@@ -248,7 +248,7 @@ static int hear_callers(struct visit *v)
 
 /* Who has been silent for so many callers goes. The door is closed before the last look: what is
  * said after that comes back to who says it. */
-static int keep_caller(struct visit *v, int socket)
+static int keep_caller(struct fd_passing_visit *v, int socket)
 {
 	int *place = &v->callers[v->nr_kept++ % CALLERS_MOST], old = *place, rc;
 
@@ -262,7 +262,7 @@ static int keep_caller(struct visit *v, int socket)
 	return rc < 0 ? rc : 0;
 }
 
-static int take_callers(struct visit *v)
+static int take_callers(struct fd_passing_visit *v)
 {
 	for (int i = 0; i < ACCEPTS_A_TURN && v->to_hear > 0; i++) {
 		int rc, s = accept4(v->passing->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
@@ -286,7 +286,7 @@ static int take_callers(struct visit *v)
 
 /* ---- the exchange ---------------------------------------------------------------------------- */
 
-static int fail_waiting(const struct visit *v, int wait_ms)
+static int fail_waiting(const struct fd_passing_visit *v, int wait_ms)
 {
 	int r = 0;
 
@@ -301,7 +301,7 @@ static int fail_waiting(const struct visit *v, int wait_ms)
 		"waited %d ms for rank %d to take a descriptor: its queue is full", wait_ms, r);
 }
 
-static int look_for_deaths(const struct visit *v)
+static int look_for_deaths(const struct fd_passing_visit *v)
 {
 	for (int r = 0; r < v->nr_ranks; r++) {
 		const struct fd_passing_guest *guest = &v->guests[r];
@@ -316,7 +316,7 @@ static int look_for_deaths(const struct visit *v)
 }
 
 /* Whoever is missing nobody has not waited in vain, however late it is. */
-static int visit_all(struct visit *v, int wait_ms)
+static int visit_all(struct fd_passing_visit *v, int wait_ms)
 {
 	uint64_t deadline = clock_ns() + (uint64_t)wait_ms * 1000000;
 
@@ -344,7 +344,7 @@ static int visit_all(struct visit *v, int wait_ms)
 int fd_passing_exchange(struct fd_passing *passing, int rank, int nr_ranks, uint32_t round, int fd,
 	struct fd_passing_guest *guests, int wait_ms)
 {
-	struct visit v = {.passing = passing,
+	struct fd_passing_visit v = {.passing = passing,
 		.guests = guests,
 		.rank = rank,
 		.nr_ranks = nr_ranks,
