@@ -341,6 +341,23 @@ static int visit_all(struct fd_passing_visit *v, int wait_ms)
 	}
 }
 
+static void visit_begin(struct fd_passing_visit *v)
+{
+	for (int r = 0; r < v->nr_ranks; r++) {
+		v->guests[r].called = 0;
+		v->to_call += v->guests[r].wanted;
+	}
+	v->to_hear = v->to_call;
+	memset(v->callers, -1, sizeof(v->callers));
+}
+
+static void visit_end(struct fd_passing_visit *v)
+{
+	for (int i = 0; i < CALLERS_MOST; i++)
+		if (v->callers[i] >= 0)
+			close(v->callers[i]);
+}
+
 int fd_passing_exchange(struct fd_passing *passing, int rank, int nr_ranks, uint32_t round, int fd,
 	struct fd_passing_guest *guests, int wait_ms)
 {
@@ -352,17 +369,57 @@ int fd_passing_exchange(struct fd_passing *passing, int rank, int nr_ranks, uint
 		.round = round};
 	int rc;
 
-	for (int r = 0; r < nr_ranks; r++) {
-		guests[r].called = 0;
-		v.to_call += guests[r].wanted;
-	}
-	v.to_hear = v.to_call;
-	memset(v.callers, -1, sizeof(v.callers));
+	visit_begin(&v);
 	rc = visit_all(&v, wait_ms);
-	for (int i = 0; i < CALLERS_MOST; i++)
-		if (v.callers[i] >= 0)
-			close(v.callers[i]);
+	visit_end(&v);
 	if (rc)
 		tell_guests(&v, rc);
 	return rc;
+}
+
+/* ---- in steps -------------------------------------------------------------------------------- */
+
+int fd_passing_begin(struct fd_passing *passing, int rank, int nr_ranks, uint32_t round, int fd,
+	struct fd_passing_guest *guests, struct fd_passing_visit **visit)
+{
+	struct fd_passing_visit *v = calloc(1, sizeof(*v));
+
+	if (!v)
+		return fail(TERN_ERR_NOMEM, "no memory to pass descriptors");
+	*v = (struct fd_passing_visit){.passing = passing,
+		.guests = guests,
+		.rank = rank,
+		.nr_ranks = nr_ranks,
+		.fd = fd,
+		.round = round};
+	visit_begin(v);
+	*visit = v;
+	return 0;
+}
+
+int fd_passing_step(struct fd_passing_visit *v)
+{
+	int rc = call_guests(v);
+
+	rc = rc ? rc : hear_callers(v);
+	rc = rc ? rc : take_callers(v);
+	return rc ? rc : v->to_call == 0 && v->to_hear == 0;
+}
+
+void fd_passing_without(struct fd_passing_visit *v, int rank)
+{
+	struct fd_passing_guest *guest = &v->guests[rank];
+
+	if (!guest->wanted)
+		return;
+	v->to_call -= !guest->called;
+	v->to_hear -= guest->fd < 0;
+	guest->wanted = 0;
+}
+
+void fd_passing_end(struct fd_passing_visit *v)
+{
+	if (v)
+		visit_end(v);
+	free(v);
 }

@@ -33,4 +33,14 @@ struct fd_passing_guest {
 int fd_passing_exchange(struct fd_passing *passing, int rank, int nr_ranks, uint32_t round, int fd,
 	struct fd_passing_guest *guests, int wait_ms);
 
+/* The same in steps, none of which waits; guests belong to the visit until its end, and what came
+ * is the caller's then. Beginning calls nobody. */
+struct fd_passing_visit;
+int fd_passing_begin(struct fd_passing *passing, int rank, int nr_ranks, uint32_t round, int fd,
+	struct fd_passing_guest *guests, struct fd_passing_visit **visit);
+int fd_passing_step(struct fd_passing_visit *visit); /* 1: all is passed; 0: not yet */
+/* That rank has gone: neither called nor heard any more. */
+void fd_passing_without(struct fd_passing_visit *visit, int rank);
+void fd_passing_end(struct fd_passing_visit *visit); /* of NULL: nothing */
+
 #endif

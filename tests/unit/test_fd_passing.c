@@ -177,6 +177,75 @@ static void selected_guests(void **state)
 	close_members(members, 4);
 }
 
+/* ---- in steps -------------------------------------------------------------------------------- */
+
+#define STEPS 1000 /* what is sent can be read at once */
+
+static struct fd_passing_visit *begin_visit(struct member *m, uint32_t round, int fd)
+{
+	struct fd_passing_visit *visit = NULL;
+
+	for (int r = 0; r < m->nr_ranks; r++) {
+		m->guests[r].wanted = r != m->rank;
+		m->guests[r].fd = -1;
+	}
+	assert_int_equal(
+		fd_passing_begin(m->passing, m->rank, m->nr_ranks, round, fd, m->guests, &visit),
+		0);
+	return visit;
+}
+
+static void end_visit(struct member *m, struct fd_passing_visit *visit)
+{
+	fd_passing_end(visit);
+	for (int r = 0; r < m->nr_ranks; r++) {
+		if (m->guests[r].fd >= 0)
+			close(m->guests[r].fd);
+		m->guests[r].fd = -1;
+	}
+}
+
+/* Rank 2 has gone before it passed anything, and comes to the next visit, where nobody takes what
+ * was passed for the first. */
+static void in_steps(void **state)
+{
+	struct member members[3];
+	struct fd_passing_visit *visits[3];
+	int files = open_files(), nr_met = 0, fds[3];
+
+	(void)state;
+	open_members(members, 3, 0);
+	for (int i = 0; i < 3; i++)
+		fds[i] = token_of(i);
+	for (int i = 0; i < 2; i++)
+		visits[i] = begin_visit(&members[i], 7, fds[i]);
+	for (int step = 0; step < STEPS; step++)
+		for (int i = 0; i < 2; i++)
+			assert_int_equal(fd_passing_step(visits[i]), 0);
+	for (int i = 0; i < 2; i++) {
+		assert_int_equal(owner_of(members[i].guests[1 - i].fd), 1 - i);
+		fd_passing_without(visits[i], 2);
+		assert_int_equal(fd_passing_step(visits[i]), 1);
+		end_visit(&members[i], visits[i]);
+	}
+	for (int i = 0; i < 3; i++)
+		visits[i] = begin_visit(&members[i], 8, fds[i]);
+	for (int step = 0; step < STEPS && nr_met < 3; step++) {
+		nr_met = 0;
+		for (int i = 0; i < 3; i++)
+			nr_met += fd_passing_step(visits[i]);
+	}
+	for (int i = 0; i < 3; i++)
+		members[i].rc = 0;
+	check_members(members, 3);
+	for (int i = 0; i < 3; i++) {
+		end_visit(&members[i], visits[i]);
+		close(fds[i]);
+	}
+	close_members(members, 3);
+	assert_int_equal(open_files(), files);
+}
+
 /* ---- strangers ------------------------------------------------------------------------------- */
 
 /* -1: the queue is full, or this process. */
@@ -693,6 +762,7 @@ int main(void)
 		cmocka_unit_test(everybody_meets),
 		cmocka_unit_test(again_and_again),
 		cmocka_unit_test(selected_guests),
+		cmocka_unit_test(in_steps),
 		cmocka_unit_test(strangers),
 		cmocka_unit_test(says_it_twice),
 		cmocka_unit_test(storm_is_bounded),
