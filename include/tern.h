@@ -446,8 +446,9 @@ struct tern_moe_config {
 				   same bits */
 	uint32_t elastic; /* not 0: goes on when members of its group, an elastic one, die. With
 			     TERN_REDUCE_HOME and replica_ranks 1; on devices on one node,
-			     without plans, made while all members are there. Experts
-			     survive where they have replicas on other ranks */
+			     without plans, made while all members are there; in low
+			     latency their windows are there twice (tern_moe_memory).
+			     Experts survive where they have replicas on other ranks */
 	tern_parallel_for parallel_for; /* with nr_threads > 1, in place of threads of the library:
 					   the caller's pool, used within halves alone */
 	void *parallel_ctx;
@@ -538,8 +539,9 @@ TERN_API int tern_moe_local_expert(const tern_moe *moe, uint32_t local); /* its 
 
 struct tern_memory {
 	size_t size TERN_SIZE_OF(tern_memory); /* set by the caller: sizeof(struct tern_memory) */
-	uint64_t window_bytes;  /* shared with peers: staging, regions, flags. Address space: pages
-				   are taken when first written */
+	uint64_t window_bytes;  /* shared with peers: staging, regions, flags; of an elastic
+				   exchange on a device, in low latency, twice. On CPUs address
+				   space: pages are taken when first written */
 	uint64_t output_bytes;  /* received rows, in the window or beside it, address space likewise
 				 */
 	uint64_t private_bytes; /* plans and bookkeeping */
@@ -820,7 +822,10 @@ TERN_API int tern_count_routes(const struct tern_routes *routes);
  *             has expired ends nothing for good: calls return TERN_ERR_TIMEOUT until the view is
  *             changed, for instance without the one that was waited for (tern_group_propose).
  *             Replays that come while experts are lost do nothing. tern_moe_place waits for the
- *             device, and whether ranks have the same tables is not looked at.
+ *             device, and whether ranks have the same tables is not looked at. In low latency what
+ *             the next change needs is made ready in tern_moe_status and tern_group_allgather, in
+ *             some ms, once for each change: call one of them now and then, or the next change
+ *             takes as long as the driver does, some 100 ms.
  * Statistics. Are counted by kernels, of graphs' replays like of calls: they say how far the device
  *             has got, so wait for the streams first. Asking waits for no kernel, and copies a few
  *             KB from the device. Bytes are those that are stored for rows and results, with what
@@ -883,7 +888,8 @@ enum tern_phase {
 };
 
 /* 0, or the error that ended the exchange, or, on a device, what kernels have found since: ids that
- * are none (reported once). Waits for nothing. */
+ * are none (reported once). Waits for nobody; it may take some ms, on a device, once for each
+ * change of members: see "Elastic" there. */
 TERN_API int tern_moe_status(tern_moe *moe);
 
 /* Who was waited for when the last wait of this exchange failed. */

@@ -21,8 +21,6 @@
 
 struct fd_passing {
 	int listener;
-	int (*look)(void *ctx);
-	void *look_ctx;
 	int spare; /* given up to tell the others that there are no descriptors left; or -1 */
 	struct fd_passing_address address;
 };
@@ -86,14 +84,6 @@ void fd_passing_close(struct fd_passing *passing)
 		close(passing->spare);
 	close(passing->listener);
 	free(passing);
-}
-
-void fd_passing_look(struct fd_passing *passing, int (*look)(void *ctx), void *ctx)
-{
-	if (!passing) /* no descriptors are passed in this group */
-		return;
-	passing->look = look;
-	passing->look_ctx = ctx;
 }
 
 void fd_passing_address(const struct fd_passing *passing, struct fd_passing_address *address)
@@ -329,8 +319,6 @@ static int visit_all(struct fd_passing_visit *v, int wait_ms)
 		if (rc || (v->to_call == 0 && v->to_hear == 0))
 			return rc;
 		rc = look_for_deaths(v);
-		if (!rc && v->passing->look)
-			rc = v->passing->look(v->passing->look_ctx);
 		if (rc)
 			return rc;
 		if (clock_ns() > deadline)

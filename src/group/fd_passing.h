@@ -12,8 +12,6 @@ struct fd_passing;
 
 int fd_passing_open(struct fd_passing **passing);
 void fd_passing_close(struct fd_passing *passing);
-/* Asked while others are waited for: not 0 ends that, with this error. NULL: nobody is. */
-void fd_passing_look(struct fd_passing *passing, int (*look)(void *ctx), void *ctx);
 void fd_passing_address(const struct fd_passing *passing, struct fd_passing_address *address);
 
 /* An entry of the guest list, by rank. */

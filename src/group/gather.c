@@ -270,6 +270,9 @@ int members_allgather(tern_group *group, const void *mine, void *all, size_t byt
 	int rc = members_check(group);
 
 	rc = rc ? rc : check_whole(group);
+	for (struct member_client *c = group->members->clients; c && !rc; c = c->next)
+		if (c->rest)
+			c->rest(c->ctx);
 	return rc ? rc : gather(group, mine, all, bytes);
 }
 

@@ -566,11 +566,6 @@ static void describe_view(const tern_group *group, struct tern_view *view)
 	memcpy(view->joined, m->joined.words, sizeof(view->joined));
 }
 
-static int look_for_next(void *ctx)
-{
-	return members_are_to_change(ctx) ? members_fail(ctx) : 0;
-}
-
 /* Who dies in here is left out by the next change: it has passed all that it was to pass, maybe,
  * and others wait for one that has begun that change. */
 static int remake(tern_group *group)
@@ -578,10 +573,8 @@ static int remake(tern_group *group)
 	struct members *m = group->members;
 	int rc = 0;
 
-	fd_passing_look(group->passing, look_for_next, group);
 	for (struct member_client *c = m->clients; c && !rc; c = c->next)
 		rc = c->remake ? c->remake(c->ctx) : 0;
-	fd_passing_look(group->passing, NULL, NULL);
 	m->remade = !rc;
 	return rc == TERN_ERR_MEMBERS ? 0 : rc;
 }

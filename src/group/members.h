@@ -32,6 +32,8 @@ struct member_client {
 	/* Collective of the members, before any of them goes on in the view: what it takes besides.
 	 * TERN_ERR_MEMBERS: one has died meanwhile, and the view is changed once more. */
 	int (*remake)(void *ctx);
+	/* The caller gathers, so this rank has time. Waits for nothing. */
+	void (*rest)(void *ctx);
 	/* Before others hear that this rank has stopped; and what others have told, on the proxy.
 	 */
 	void (*look)(void *ctx, uint32_t slot, struct member_round *round);

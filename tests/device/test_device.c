@@ -405,7 +405,7 @@ static void depart(struct rank *rank, const struct departure *d, size_t question
 
 	if (small_open(&s, rank))
 		return;
-	window = s.rounds.moe->device->window.base;
+	window = s.rounds.moe->device->window[0].base;
 	rc = put_inputs(&s) || tern_moe_set_wait(s.rounds.moe, LONG_MS);
 	rc = rc ? rc : rank->rank ? go_on(&s, d) : leave(&s, d);
 	if (rc)

@@ -2,6 +2,7 @@
 /* Elastic exchanges on GPUs: ranks are processes that share the GPUs there are, one is killed or
  * stopped at any moment, and the others go on: rounds by calls, and by a graph that was captured
  * before. No sum is ever wrong. Skipped where there is no GPU. */
+#include <dlfcn.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -34,6 +35,7 @@ static uint32_t nr_copies = 2;
 static uint64_t nr_rounds;      /* of each rank */
 static enum tern_change change; /* at round STRUCK_AT: the victim leaves, or stands still */
 static bool comes_back;         /* what is lost is placed elsewhere */
+static bool one_more;           /* another dies when all have fresh memory for that */
 
 /* One round's inputs and results, in memory of the device and in pinned memory of the host. */
 struct round_memory {
@@ -57,6 +59,9 @@ struct worker {
 	unsigned long long noticed_ns, viewed_ns;
 	uint64_t next; /* as it stands after a change */
 	uint32_t nr_changes, nr_owed;
+	uint64_t view;    /* its number, after the last change */
+	unsigned managed; /* calls that manage memory, when the change was noticed */
+	bool remade;      /* a round has been made since then */
 };
 
 /* ---- rounds ---------------------------------------------------------------------------------- */
@@ -84,11 +89,14 @@ static int copy(struct worker *w, void *to, const void *from, uint64_t bytes)
 	return rc ? rank_fails(w->rank, "copying: %s", w->ops->error_text()) : 0;
 }
 
+static void look_at_calls(struct worker *w);
+
 /* What the stream has come to. */
 static int outcome(struct worker *w)
 {
 	if (w->ops->stream_wait(w->stream))
 		return rank_fails(w->rank, "waiting: %s", w->ops->error_text());
+	look_at_calls(w);
 	return tern_moe_status(w->moe);
 }
 
@@ -276,10 +284,12 @@ enum step {
 
 static const struct device_ops *untimed;
 static double step_ms[NR_STEPS];
+static unsigned nr_steps[NR_STEPS];
 
 static int timed(enum step step, unsigned long long began_ns, int rc)
 {
 	step_ms[step] += (double)(now_ns() - began_ns) / 1e6;
+	nr_steps[step]++;
 	return rc;
 }
 
@@ -322,6 +332,41 @@ static void time_steps(struct worker *w)
 	ops.window_reopen = timed_reopen;
 	ops.resume = timed_resume;
 	w->moe->device->ops = &ops;
+}
+
+/* Of this process, all that there are where GPUs are emulated; else those of a change. */
+static unsigned calls_that_manage_memory(void)
+{
+	static unsigned (*all)(void);
+	char path[512];
+	void *library;
+
+	if (!all && getenv("TERN_EMULATED_PROCESSES")) {
+		const char *name = getenv("TERN_CUDA_LIBRARY"), *end = strrchr(name, '/');
+
+		snprintf(path, sizeof(path), "%.*s/libtern_emulated.so", (int)(end - name), name);
+		library = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
+		all = library ? (unsigned (*)(void))dlsym(library, "emulated_memory_calls") : NULL;
+		if (!all)
+			abort();
+	}
+	return all ? all() : nr_steps[RENEW] + nr_steps[REOPEN];
+}
+
+/* Low latency: from one death, whose change has fresh memory, to the round that is made again there
+ * are none. Rounds that were given up come here too, and are followed by a change. */
+static void look_at_calls(struct worker *w)
+{
+	unsigned since = calls_that_manage_memory() - w->managed;
+
+	if (!w->noticed_ns || !w->viewed_ns || w->remade)
+		return;
+	w->remade = true;
+	if (mode == TERN_LOW_LATENCY && since && (w->view == 1 || one_more))
+		rank_fails(w->rank, "has managed memory %u times before the round was made again",
+			since);
+	if (mode == TERN_HIGH_THROUGHPUT && !since)
+		rank_fails(w->rank, "has renewed nothing");
 }
 
 /* ---- surviving ------------------------------------------------------------------------------- */
@@ -368,12 +413,17 @@ static int survive(struct worker *w)
 	struct tern_view view = {.size = sizeof(view)};
 	int rc;
 
-	if (!w->noticed_ns)
+	if (!w->noticed_ns) {
 		w->noticed_ns = now_ns();
+		w->managed = calls_that_manage_memory();
+		w->remade = false;
+		w->viewed_ns = 0;
+	}
 	rc = tern_group_view_change(w->rank->group, &view);
 	if (rc)
 		return rc;
 	w->viewed_ns = now_ns();
+	w->view = view.number;
 	if (!view.nr_gone)
 		return rank_fails(w->rank, "has changed its view for nobody");
 	w->nr_changes++;
@@ -463,6 +513,37 @@ static void say_times(struct worker *w)
 	w->noticed_ns = 0;
 }
 
+/* ---- one more -------------------------------------------------------------------------------- */
+
+#define ONE_MORE_AT (STRUCK_AT + 4)
+
+/* All that live have other memory behind what the first victim stores into still; then another
+ * dies. */
+static int meet_one_more(struct worker *w)
+{
+	struct scene *s = w->scene;
+	unsigned long long limit = now_ns() + SCENE_LIMIT_NS;
+	unsigned nr_others = (unsigned)nr_ranks - 2;
+	bool told = false;
+	int rc = 0;
+
+	if (!one_more || w->number != ONE_MORE_AT || w->nr_changes != 1)
+		return 0;
+	while (atomic_load(&s->nr_ready) < nr_ranks - 1 && !rc) {
+		rc = tern_moe_status(w->moe);
+		if (!told && nr_steps[RENEW] == 1 && nr_steps[REOPEN] == nr_others)
+			told = atomic_fetch_add(&s->nr_ready, 1) >= 0;
+		if (now_ns() > limit)
+			return rank_fails(w->rank, "has renewed %u and opened %u windows",
+				nr_steps[RENEW], nr_steps[REOPEN]);
+	}
+	if (!rc && w->rank->rank == s->other_victim) {
+		atomic_store(&s->fate_ns, now_ns());
+		raise(SIGKILL);
+	}
+	return rc == TERN_ERR_MEMBERS ? 0 : rc; /* it has died */
+}
+
 /* ---- ranks ----------------------------------------------------------------------------------- */
 
 static int make_exchange(struct worker *w)
@@ -544,6 +625,7 @@ static void rank_body(struct rank *rank)
 			await_fate(s);
 		draw_inputs(&w);
 		rc = leave(&w);
+		rc = rc ? rc : meet_one_more(&w);
 		rc = rc ? rc : make_and_survive(&w);
 		if (!rc)
 			rc = tokens_check(rank, &w.here->in, w.here->out, w.number,
@@ -691,7 +773,8 @@ static void stopped_peer_spoils_nothing(void **state)
 		skip();
 	change = TERN_CHANGE_EXPEL;
 	nr_rounds = 20;
-	for (int i = 0; i < 2; i++) {
+	/* In low latency another_dies_then has the first. */
+	for (int i = mode == TERN_LOW_LATENCY; i < 2; i++) {
 		struct scene *s = begin((1 + i) % nr_ranks, i % 2 ? 2 : 0);
 		pid_t pids[MAX_PROCESSES];
 
@@ -700,6 +783,34 @@ static void stopped_peer_spoils_nothing(void **state)
 		scene_start(s, rank_body, pids);
 		end(s, pids, &nr_owed);
 	}
+	change = 0;
+}
+
+/* Its stores go on when another dies: into memory that nobody has any more, though the others are
+ * back at its addresses. */
+static void another_dies_then(void **state)
+{
+	(void)state;
+	if (nr_ranks < 4 || mode != TERN_LOW_LATENCY)
+		skip();
+	change = TERN_CHANGE_EXPEL;
+	one_more = true;
+	nr_copies = 3;
+	nr_rounds = 20;
+	for (int i = 0; i < (int)devices_setting("TERN_TEST_KILLS", 6); i++) {
+		struct scene *s = begin((1 + i) % nr_ranks, i % 2 ? 2 : 0);
+		pid_t pids[MAX_PROCESSES];
+
+		by_graph = i % 2 == 0;
+		s->other_victim = (s->victim + 1 + i % 3) % nr_ranks;
+		s->job.config.wait_ms = 4 * (int)devices_setting("TERN_TEST_WAIT_MS", 500);
+		scene_start(s, rank_body, pids);
+		scene_finish(s, pids, SIGKILL);
+		assert_int_equal(atomic_load(&s->nr_told), 4); /* two changes on two ranks */
+		scene_close(s);
+	}
+	nr_copies = 2;
+	one_more = false;
 	change = 0;
 }
 
@@ -764,7 +875,7 @@ int main(void)
 		cmocka_unit_test(dies_at_any_moment), cmocka_unit_test(two_die),
 		cmocka_unit_test(one_leaves), cmocka_unit_test(experts_are_lost),
 		cmocka_unit_test(lost_experts_come_back),
-		cmocka_unit_test(stopped_peer_spoils_nothing)};
+		cmocka_unit_test(stopped_peer_spoils_nothing), cmocka_unit_test(another_dies_then)};
 	int nr_failed = 0;
 
 	if (!devices_count_apart())

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The fence of elastic exchanges on GPUs (src/gpu/host/elastic.c). RANKS ranks make a round in each view; up to DEATHS of
+ * The fence of elastic exchanges on GPUs (src/gpu/host/fresh.c). RANKS ranks make a round in each view; up to DEATHS of
  * their processes end, or are stopped, at any moment, and what their kernels had before them is stored later, at any time:
- * nobody hears of its end. Those that live end their own kernels, put other memory behind the addresses of their windows
- * (window_renew), agree on the next view (in one step: tests/unit/test_agreement.c searches the agreement itself), map each
- * other's new memory (window_reopen) and make the round there. Proves that what is read under a word of the own view was
- * stored in that view, and that nobody waits for ever.
+ * nobody hears of its end. Those that live end their own kernels, agree on the next view (in one step:
+ * tests/unit/test_agreement.c searches the agreement itself), put other memory behind the addresses of their windows
+ * (window_renew), map each other's new memory (window_reopen) and make the round there. Proves that what is read under a word
+ * of the own view was stored in that view, and that nobody waits for ever. So it is where a window has one pane: panes.pml has
+ * those with two.
  *
  * A window is a row of places in each of its memories. Who stores in which place changes with the view, as it does where
  * results of a token come from another replica. DATA_ALONE: what comes late are no words, which would be waited for in
@@ -28,7 +29,8 @@ byte data[RANKS * MEMORIES * RANKS], word[RANKS * MEMORIES * RANKS]; /* the view
 byte memory[RANKS];         /* behind a rank's own window */
 byte seen[RANKS * RANKS];   /* which memory of another's window a rank has mapped */
 byte view_of[RANKS];
-byte stopped[RANKS], fenced[RANKS]; /* + 1: in which view */
+byte stopped[RANKS];        /* + 1: in which view */
+byte renewed[RANKS];        /* for which view */
 byte dead;                  /* a set */
 byte nr_deaths, nr_views = 1;
 byte members[DEATHS + 1] = ALL;
@@ -36,7 +38,7 @@ byte members[DEATHS + 1] = ALL;
 #define MINE(r) IS_IN(members[view] & ~dead, r)
 #define HERE1(r) ((r) == me || !IS_IN(members[view], r) || word[AT(me, memory[me], PLACE(r, view))] == view + 1)
 #define STOPPED1(r) (!MINE(r) || stopped[r] > view)
-#define FENCED1(r) (!MINE(r) || fenced[r] > view)
+#define RENEWED1(r) (!MINE(r) || renewed[r] > view)
 #define WANTED1(r) (stopped[r] == view + 1)
 #if RANKS == 3
 #define EACH(what) (what(0) && what(1) && what(2))
@@ -64,7 +66,7 @@ inline renew()
 	skip;
 #elif defined(BREAK_DEATH_IS_A_FENCE) /* but its kernels go on */
 	if
-	:: !(members[view] & dead) -> memory[me]++
+	:: !(members[view - 1] & dead) -> memory[me]++
 	:: else
 	fi;
 #else
@@ -80,7 +82,6 @@ inline renew()
 	od;
 	i = 0;
 #endif
-	fenced[me] = view + 1
 }
 
 active [RANKS] proctype rank()
@@ -125,11 +126,14 @@ round:
 
 	/* the change */
 	may_die();
+change:
 	stopped[me] = view + 1;
 	EACH(STOPPED1) || nr_views > view + 1;
 	may_die();
-	d_step { renew() }
-	EACH(FENCED1) || nr_views > view + 1;
+#ifdef BREAK_PASSED_EARLY
+	d_step { renew(); renewed[me] = view + 1 }
+	EACH(RENEWED1) || nr_views > view + 1;
+#endif
 	atomic {
 		if
 		:: nr_views == view + 1 -> members[nr_views] = members[view] & ~dead; nr_views++
@@ -142,13 +146,21 @@ round:
 		view++;
 		view_of[me] = view
 	}
+#ifndef BREAK_PASSED_EARLY
+	may_die();
+	d_step { renew(); renewed[me] = view }
+#endif
 	do
 	:: i < RANKS ->
 		may_die();
+		if
+		:: !IS_IN(members[view], i) || renewed[i] >= view ->
 #ifndef BREAK_NOT_MAPPED
-		seen[SEEN(me, i)] = memory[i];
+			seen[SEEN(me, i)] = memory[i];
 #endif
-		i++
+			i++
+		:: WANTED -> i = 0; goto change
+		fi
 	:: else -> break
 	od;
 	i = 0;

@@ -394,6 +394,17 @@ for broken in NO_RENEWAL DEATH_IS_A_FENCE NO_QUIESCE; do
 	expect asserts device_fence -DBREAK_$broken -DDATA_ALONE
 done
 expect asserts device_fence -DBREAK_PASSED_EARLY -DDEATHS=2 -DRANKS=4 -DDATA_ALONE
+expect holds panes
+expect holds panes -DDATA_ALONE
+expect holds panes -DSAME_PLACES -DDATA_ALONE
+expect asserts panes -DWITNESS
+for broken in READ_THE_OLD NOT_MAPPED NO_RENEWAL; do
+	expect hangs panes -DBREAK_$broken
+done
+for broken in ONE_PANE NO_RENEWAL PASSED_TO_THE_GONE; do
+	expect asserts panes -DBREAK_$broken -DDATA_ALONE
+done
+expect asserts panes -DBREAK_NO_QUIESCE -DDATA_ALONE -DSAME_PLACES
 
 # One on each core.
 TCC=$(command -v tcc)

@@ -43,9 +43,11 @@ static int write_gone(struct device_exchange *x, const uint8_t *alive)
 }
 
 /* As a slot begins. */
-static int write_slot(struct device_exchange *x, uint32_t slot, uint32_t epoch, bool lost)
+static int write_slot(
+	struct device_exchange *x, uint32_t slot, const struct device_view *view, bool lost)
 {
-	struct gpu_state state = {.epoch_dispatch = epoch, .failed = lost};
+	struct gpu_state state = {
+		.epoch_dispatch = view->epochs[slot], .failed = lost, .pane = view->pane};
 	struct gpu_report *report = &x->reports[slot].report;
 
 	memset(report, 0, sizeof(*report));
@@ -62,7 +64,7 @@ int device_exchange_resume(struct device_exchange *x, const struct device_view *
 	rc = rc ? rc : tables_write(x, view->placement);
 	rc = rc ? rc : write_gone(x, view->alive);
 	for (uint32_t slot = 0; slot < x->config.nr_slots && !rc; slot++)
-		rc = write_slot(x, slot, view->epochs[slot], view->placement->nr_lost != 0);
+		rc = write_slot(x, slot, view, view->placement->nr_lost != 0);
 	(void)device_switch(before, &(int){0});
 	return rc;
 }

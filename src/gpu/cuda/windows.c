@@ -143,8 +143,12 @@ static void take_out(struct device_window *w)
 static int reserve(struct device_window *w)
 {
 	CUdeviceptr at = 0;
-	int rc = driver_check(driver.reserve(&at, w->bytes, 0, 0, 0), "cuMemAddressReserve");
+	int rc;
 
+	if (w->within)
+		return 0;
+	w->room = w->room > w->bytes ? w->room : w->bytes;
+	rc = driver_check(driver.reserve(&at, w->room, 0, 0, 0), "cuMemAddressReserve");
 	w->base = (void *)at;
 	return rc;
 }
@@ -173,11 +177,24 @@ static int import(const struct device_window *w, CUmemGenericAllocationHandle *m
 		"cuMemImportFromShareableHandle");
 }
 
+/* On a stream of its own, which waits for no kernel; also while the caller captures others. */
 static int clear(void *memory, uint64_t bytes)
 {
-	int rc = cuda_check(cudaMemset(memory, 0, bytes), "cudaMemset");
+	enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+	cudaStream_t stream = NULL;
+	int rc;
 
-	return rc ? rc : cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+	(void)cudaThreadExchangeStreamCaptureMode(&mode);
+	rc = cuda_check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
+		"cudaStreamCreateWithFlags");
+	rc = rc ? rc
+		: cuda_check(
+			  cudaMemsetAsync(memory, 0, bytes, stream), "cudaMemsetAsync of a window");
+	rc = rc ? rc : cuda_check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+	if (stream)
+		(void)cudaStreamDestroy(stream);
+	(void)cudaThreadExchangeStreamCaptureMode(&mode);
+	return rc;
 }
 
 static int this_device(struct device_window *w)
@@ -286,8 +303,8 @@ void window_close(struct device_window *w)
 	if (w->by_fd) {
 		close_fd(w);
 		take_out(w);
-		if (w->base)
-			(void)driver.give_back((CUdeviceptr)w->base, w->bytes);
+		if (w->base && !w->within)
+			(void)driver.give_back((CUdeviceptr)w->base, w->room);
 	} else if (w->base && w->opened) {
 		(void)cudaIpcCloseMemHandle(w->base);
 	} else if (w->base) {
@@ -295,6 +312,16 @@ void window_close(struct device_window *w)
 	}
 	(void)cudaGetLastError();
 	w->base = NULL;
+}
+
+static int replace(struct device_window *w, CUmemGenericAllocationHandle memory)
+{
+	int rc;
+
+	take_out(w);
+	rc = put_in_place(w, memory);
+	(void)driver.release(memory);
+	return rc;
 }
 
 int window_renew(struct device_window *w)
@@ -307,12 +334,10 @@ int window_renew(struct device_window *w)
 		return fail(TERN_ERR_UNSUPPORTED, "the driver cannot put other memory in place");
 	close_fd(w);
 	rc = device_switch(w->ordinal, &before);
-	rc = rc ? rc : create(w, &prop, &memory);
 	if (rc)
 		return rc;
-	take_out(w);
-	rc = put_in_place(w, memory);
-	(void)driver.release(memory);
+	rc = create(w, &prop, &memory);
+	rc = rc ? rc : replace(w, memory);
 	rc = rc ? rc : clear(w->base, w->bytes);
 	(void)device_switch(before, &(int){0});
 	return rc;
@@ -321,12 +346,12 @@ int window_renew(struct device_window *w)
 int window_reopen(struct device_window *w)
 {
 	CUmemGenericAllocationHandle memory;
-	int rc = import(w, &memory);
+	int before, rc = device_switch(w->ordinal, &before);
 
 	if (rc)
 		return rc;
-	take_out(w);
-	rc = put_in_place(w, memory);
-	(void)driver.release(memory);
+	rc = import(w, &memory);
+	rc = rc ? rc : replace(w, memory);
+	(void)device_switch(before, &(int){0});
 	return rc;
 }

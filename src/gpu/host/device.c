@@ -67,12 +67,14 @@ static int device_begin(tern_moe *moe, struct device_card *card)
 	struct device *d = moe->device;
 
 	d->windows = calloc(moe->nr_ranks, sizeof(*d->windows));
-	d->opened = calloc(moe->nr_ranks, sizeof(*d->opened));
+	for (int h = 0; h < 2; h++)
+		d->opened[h] = calloc(moe->nr_ranks, sizeof(*d->opened[h]));
 	d->streams = calloc(c->nr_slots, sizeof(*d->streams));
 	d->counters = device_counters_create(moe);
 	d->since = device_counters_create(moe);
 	moe->slots = calloc(c->nr_slots, sizeof(*moe->slots));
-	if (!d->windows || !d->opened || !d->streams || !d->counters || !d->since || !moe->slots)
+	if (!d->windows || !d->opened[0] || !d->opened[1] || !d->streams || !d->counters ||
+		!d->since || !moe->slots)
 		return fail(TERN_ERR_NOMEM, "no memory for %u ranks and %u slots", moe->nr_ranks,
 			c->nr_slots);
 	if (c->wait_ms <= 0)
@@ -114,20 +116,50 @@ static int enable_peers(tern_moe *moe, const struct device_card *cards)
 	return rc;
 }
 
-/* By descriptors where all ranks' devices have them. */
+/* Addresses are the driver's in units of 2 MiB. */
+#define PANE_UNIT (2u << 20)
+
+static int create_pane(tern_moe *moe, const struct device_card *cards, struct device_window *w)
+{
+	struct device *d = moe->device;
+	int rc = device_outcome(d, d->ops->window_create(w));
+
+	if (!rc && d->nr_panes > 1 && w->bytes > d->pane_bytes)
+		rc = fail(TERN_ERR_UNSUPPORTED,
+			"elastic: the driver maps %llu bytes for %llu of a window",
+			(unsigned long long)w->bytes, (unsigned long long)d->pane_bytes);
+	for (uint32_t r = 0; r < moe->nr_ranks && !rc; r++)
+		if (!is_internode(moe, r) && moe->group->peers[r].same_process)
+			rc = device_outcome(d, d->ops->window_grant(w, cards[r].identity.ordinal));
+	return rc;
+}
+
+static void lay_pane(const struct device *d, struct device_window *w, uint32_t pane, void *first)
+{
+	w->by_fd = d->window[0].by_fd;
+	w->within = pane > 0;
+	w->room = pane || d->nr_panes == 1 ? 0 : d->nr_panes * d->pane_bytes;
+	w->base = pane ? (uint8_t *)first + pane * d->pane_bytes : NULL;
+}
+
+/* By descriptors where all ranks' devices have them. In high throughput callers have the addresses
+ * of rows in the window, which stay what they are: so it has one pane. */
 static int create_window(tern_moe *moe, const struct device_card *cards)
 {
 	struct device *d = moe->device;
-	int rc;
+	bool by_fd = true;
+	int rc = 0;
 
-	d->window = (struct device_window){.bytes = d->layout.window_bytes, .by_fd = true};
 	for (uint32_t r = 0; r < moe->nr_ranks; r++)
-		d->window.by_fd = d->window.by_fd && cards[r].identity.by_fd;
-	rc = device_outcome(d, d->ops->window_create(&d->window));
-	for (uint32_t r = 0; r < moe->nr_ranks && !rc; r++)
-		if (!is_internode(moe, r) && moe->group->peers[r].same_process)
-			rc = device_outcome(
-				d, d->ops->window_grant(&d->window, cards[r].identity.ordinal));
+		by_fd = by_fd && cards[r].identity.by_fd;
+	d->nr_panes = by_fd && moe->config.elastic && moe->config.mode == TERN_LOW_LATENCY ? 2 : 1;
+	d->pane_bytes = d->nr_panes > 1 ? align_up(d->layout.window_bytes, PANE_UNIT) : 0;
+	d->window[0].by_fd = by_fd;
+	for (uint32_t h = 0; h < d->nr_panes && !rc; h++) {
+		lay_pane(d, &d->window[h], h, d->window[0].base);
+		d->window[h].bytes = d->layout.window_bytes;
+		rc = create_pane(moe, cards, &d->window[h]);
+	}
 	return rc;
 }
 
@@ -144,25 +176,26 @@ static int make_window(tern_moe *moe, const struct device_card *cards, struct de
 			  moe->topology.nr_nodes > 1, block_bytes);
 	rc = rc ? rc : force_slices(&moe->config, &d->layout.sliced);
 	rc = rc ? rc : create_window(moe, cards);
-	memcpy(mine->handle, d->window.handle, sizeof(mine->handle));
-	mine->address = (uintptr_t)d->window.base;
-	mine->bytes = d->window.bytes;
+	memcpy(mine->handle, d->window[0].handle, sizeof(mine->handle));
+	mine->address = (uintptr_t)d->window[0].base;
+	mine->bytes = d->window[0].bytes;
 	return rc;
 }
 
-static int open_window(tern_moe *moe, const struct device_card *card, uint32_t rank)
+static int open_window(tern_moe *moe, const struct device_card *card, uint32_t rank, uint32_t pane)
 {
 	struct device *d = moe->device;
-	struct device_window *w = &d->opened[rank];
+	struct device_window *w = &d->opened[pane][rank];
 
-	*w = (struct device_window){
-		.bytes = card->bytes, .by_fd = d->window.by_fd, .fd = moe->group->guests[rank].fd};
+	lay_pane(d, w, pane, d->opened[0][rank].base);
+	w->bytes = card->bytes;
+	w->fd = moe->group->guests[rank].fd;
 	memcpy(w->handle, card->handle, sizeof(w->handle));
 	return device_outcome(d, d->ops->window_open(w));
 }
 
 /* Descriptors have come. */
-static int open_windows(tern_moe *moe, const struct device_card *cards)
+static int open_windows(tern_moe *moe, const struct device_card *cards, uint32_t pane)
 {
 	struct device *d = moe->device;
 	int rc = 0;
@@ -174,41 +207,46 @@ static int open_windows(tern_moe *moe, const struct device_card *cards)
 			d->windows[r] = (void *)(uintptr_t)cards[r].address;
 			continue;
 		}
-		rc = open_window(moe, &cards[r], r);
-		d->windows[r] = d->opened[r].base;
+		rc = open_window(moe, &cards[r], r, pane);
+		d->windows[r] = d->opened[0][r].base;
 	}
 	return rc;
 }
 
-int device_pass_windows(tern_moe *moe, uint32_t round)
+static void close_fds(tern_moe *moe, uint32_t pane)
 {
 	struct device *d = moe->device;
 
-	return d->window.by_fd ? group_pass_fd(moe->group, round, d->window.fd) : 0;
-}
-
-void device_close_fds(tern_moe *moe)
-{
-	struct device *d = moe->device;
-
-	for (uint32_t r = 0; d->window.by_fd && r < moe->nr_ranks; r++) {
-		d->opened[r].fd = -1;
+	for (uint32_t r = 0; d->window[0].by_fd && r < moe->nr_ranks; r++) {
+		d->opened[pane][r].fd = -1;
 		if (moe->group->guests[r].fd >= 0)
 			close(moe->group->guests[r].fd);
 		moe->group->guests[r].fd = -1;
 	}
-	if (d->window.fd >= 0)
-		close(d->window.fd);
-	d->window.fd = -1;
+	if (d->window[pane].fd >= 0)
+		close(d->window[pane].fd);
+	d->window[pane].fd = -1;
 }
 
 /* Each rank of another process passes its window's descriptor, where devices have any. */
+static int share_pane(tern_moe *moe, const struct device_card *cards, uint32_t pane)
+{
+	struct device *d = moe->device;
+	uint32_t round = ++moe->group->round;
+	int rc = d->window[0].by_fd ? group_pass_fd(moe->group, round, d->window[pane].fd) : 0;
+
+	rc = group_agree_status(
+		moe->group, rc ? rc : open_windows(moe, cards, pane), "tern_moe_create");
+	close_fds(moe, pane);
+	return rc;
+}
+
 static int share_windows(tern_moe *moe, const struct device_card *cards)
 {
-	int rc = device_pass_windows(moe, ++moe->group->round);
+	int rc = 0;
 
-	rc = group_agree_status(moe->group, rc ? rc : open_windows(moe, cards), "tern_moe_create");
-	device_close_fds(moe);
+	for (uint32_t h = 0; h < moe->device->nr_panes && !rc; h++)
+		rc = share_pane(moe, cards, h);
 	return rc;
 }
 
@@ -289,7 +327,7 @@ static int device_open(tern_moe *moe)
 
 /* All rounds are over on this rank: what peers store here for them has come, since this rank's last
  * kernels waited for it. */
-static bool is_at_rest(const tern_moe *moe)
+bool device_at_rest(const tern_moe *moe)
 {
 	for (uint32_t slot = 0; slot < moe->config.nr_slots; slot++)
 		if (moe->slots[slot].state != SLOT_IDLE)
@@ -303,7 +341,7 @@ static int device_settle(tern_moe *moe)
 
 	if (rc)
 		return rc;
-	moe->device->busy = !is_at_rest(moe);
+	moe->device->busy = !device_at_rest(moe);
 	if (moe->device->internode)
 		device_internode_settle(moe->device->internode);
 	return 0;
@@ -315,9 +353,10 @@ static void device_close(tern_moe *moe)
 
 	if (!d)
 		return;
-	for (uint32_t r = 0; d->opened && r < moe->nr_ranks; r++)
-		if (d->opened[r].base)
-			d->ops->window_close(&d->opened[r]);
+	for (int h = 1; h >= 0; h--)
+		for (uint32_t r = 0; d->opened[h] && r < moe->nr_ranks; r++)
+			if (d->opened[h][r].base)
+				d->ops->window_close(&d->opened[h][r]);
 	if (d->exchange)
 		d->ops->exchange_close(d->exchange);
 	device_plans_close(d);
@@ -325,10 +364,13 @@ static void device_close(tern_moe *moe)
 	device_board_close(moe);
 	device_internode_close(moe, d->internode);
 	tern_engine_destroy(d->engine);
-	if (d->window.base && !d->busy) /* else a peer's late store would end that peer's process */
-		d->ops->window_close(&d->window);
+	/* Else a peer's late store would end that peer's process. */
+	for (int h = 1; h >= 0 && !d->busy; h--)
+		if (d->window[h].base)
+			d->ops->window_close(&d->window[h]);
 	free(d->windows);
-	free(d->opened);
+	free(d->opened[0]);
+	free(d->opened[1]);
 	free(d->streams);
 	free(d->counters);
 	free(d->since);
@@ -344,7 +386,8 @@ static void device_memory(const tern_moe *moe, struct tern_memory *memory)
 				  ? moe->config.nr_slots * (l->ht.results - l->ht.x)
 				  : 0; /* rows, as far as they lie in the window */
 
-	*memory = (struct tern_memory){.window_bytes = l->window_bytes - inside,
+	*memory = (struct tern_memory){
+		.window_bytes = moe->device->nr_panes * l->window_bytes - inside,
 		.output_bytes = l->output_bytes,
 		.private_bytes = l->private_bytes +
 				 moe->device->ops->plan_bytes(moe->device->exchange) +

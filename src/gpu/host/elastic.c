@@ -8,15 +8,16 @@
 #include "base/ordering.h"
 #include "exchange/elastic.h"
 #include "exchange/wire.h"
+#include "gpu/host/fresh.h"
 
 struct device_elastic {
 	struct member_client client;
 	pthread_mutex_t lock; /* of this rank's row of leave words and alive, whose death marks it
 			       */
 	uint8_t *alive;       /* [R] members whose death ends waits */
-	uint64_t stopped_in, renewed_in; /* the view in which it did so last, and one more */
-	uint64_t *base;   /* [slots] the round with which kernels began in their view */
-	uint32_t *epochs; /* [slots] and its epoch */
+	uint64_t stopped_in;  /* the view in which it did so last, and one more */
+	uint64_t *base;       /* [slots] the round with which kernels began in their view */
+	uint32_t *epochs;     /* [slots] and its epoch */
 	bool listed;
 };
 
@@ -178,81 +179,24 @@ static bool has_stopped(void *ctx)
 	return true;
 }
 
-/* All members have stopped. What who is left out still stores, by kernels or by a process that
- * wakes up, goes where nobody looks any more. */
-static int fence(void *ctx, uint32_t rank)
-{
-	tern_moe *moe = ctx;
-	struct device *d = moe->device;
+/* ---- going on -------------------------------------------------------------------------------- */
 
-	(void)rank;
-	if (d->elastic->renewed_in == moe->group->view + 1)
-		return 0;
-	d->elastic->renewed_in = moe->group->view + 1;
-	return device_outcome(d, d->ops->window_renew(&d->window));
-}
-
-static int reopen_windows(tern_moe *moe)
+/* What kernels see from the next round on. */
+static int write_view(tern_moe *moe)
 {
 	struct device *d = moe->device;
-	int rc = 0;
+	struct device_view view = {.alive = moe->alive,
+		.placement = &moe->placement,
+		.epochs = d->elastic->epochs,
+		.pane = fresh_pane(d, moe->group->view) * d->pane_bytes};
 
-	for (uint32_t r = 0; r < moe->nr_ranks && !rc; r++) {
-		d->opened[r].fd = moe->group->guests[r].fd;
-		if (d->opened[r].fd >= 0)
-			rc = device_outcome(d, d->ops->window_reopen(&d->opened[r]));
-	}
-	return rc;
-}
-
-/* Each member passes its new window to the others; the number is no other passing's. */
-static int pass_again(tern_moe *moe)
-{
-	const struct device_elastic *e = moe->device->elastic;
-	int rc = device_pass_windows(
-		moe, 1u << 31 | (uint32_t)moe->group->view << 12 | (e->client.number & 0xfff));
-
-	if (rc)
-		return rc;
-	rc = reopen_windows(moe);
-	device_close_fds(moe);
-	return rc;
-}
-
-static int all_are_ready(void *ctx)
-{
-	tern_moe *moe = ctx;
-
-	for (uint32_t r = 0; r < moe->nr_ranks; r++)
-		if (members_have(moe->group, r) &&
-			record_observe(device_ready_word(moe, r)) < moe->group->view)
-			return group_has_died(moe->group, r) || members_are_to_change(moe->group)
-				       ? elastic_lost(moe)
-				       : 0;
-	return 1;
-}
-
-/* Nobody passes descriptors for what comes next to who is not done with these. */
-static int await_all(tern_moe *moe)
-{
-	int rc;
-
-	record_publish(device_ready_word(moe, moe->rank), moe->group->view);
-	rc = wait_until(
-		&moe->wait_policy, (uint64_t)moe->group->wait_ms * 1000000, all_are_ready, moe);
-	return rc < 0 ? rc
-	       : rc   ? 0
-		      : fail(TERN_ERR_TIMEOUT,
-				"rank %u waited %d ms for other members' windows (view %llu)",
-				moe->rank, moe->group->wait_ms, (unsigned long long)moe->group->view);
+	return device_outcome(d, d->ops->resume(d->exchange, &view));
 }
 
 static int resume(tern_moe *moe)
 {
 	struct device *d = moe->device;
 	struct device_elastic *e = d->elastic;
-	struct device_view view = {
-		.alive = moe->alive, .placement = &moe->placement, .epochs = e->epochs};
 
 	elastic_take_over(moe);
 	for (uint32_t slot = 0; slot < moe->config.nr_slots; slot++) {
@@ -262,7 +206,7 @@ static int resume(tern_moe *moe)
 		d->streams[slot].plan = NULL;
 	}
 	allow_waits(moe);
-	return device_outcome(d, d->ops->resume(d->exchange, &view));
+	return write_view(moe);
 }
 
 int device_elastic_place_check(tern_moe *moe)
@@ -276,10 +220,7 @@ int device_elastic_place_check(tern_moe *moe)
 
 int device_elastic_place(tern_moe *moe)
 {
-	struct device *d = moe->device;
-	struct device_elastic *e = d->elastic;
-	struct device_view view = {
-		.alive = moe->alive, .placement = &moe->placement, .epochs = e->epochs};
+	struct device_elastic *e = moe->device->elastic;
 	int rc = 0;
 
 	for (uint32_t slot = 0; slot < moe->config.nr_slots && !rc; slot++) {
@@ -289,7 +230,12 @@ int device_elastic_place(tern_moe *moe)
 		e->epochs[slot] = epoch_of(moe, next);
 		e->base[slot] = next;
 	}
-	return rc ? rc : device_outcome(d, d->ops->resume(d->exchange, &view));
+	return rc ? rc : write_view(moe);
+}
+
+static void rest(void *ctx)
+{
+	fresh_prepare(ctx);
 }
 
 static int remake(void *ctx)
@@ -299,8 +245,7 @@ static int remake(void *ctx)
 
 	if (moe->failed)
 		return 0;
-	rc = moe->device->elastic->renewed_in == moe->group->view ? pass_again(moe) : 0;
-	rc = rc ? rc : await_all(moe);
+	rc = fresh_await(moe);
 	if (rc == TERN_ERR_MEMBERS)
 		return rc;
 	rc = rc ? rc : resume(moe);
@@ -315,11 +260,21 @@ static int check(const tern_moe *moe)
 	if (moe->topology.nr_nodes > 1)
 		return fail(TERN_ERR_UNSUPPORTED,
 			"elastic: on devices ranks are on one node, and reach each other's memory");
-	if (!moe->device->window.by_fd)
+	if (!moe->device->window[0].by_fd)
 		return fail(TERN_ERR_UNSUPPORTED,
 			"elastic: the driver has no descriptors for some device's memory, so who "
 			"is left out could not be fenced");
 	return 0;
+}
+
+static void drop(struct device_elastic *e)
+{
+	if (!e)
+		return;
+	free(e->alive);
+	free(e->base);
+	free(e->epochs);
+	free(e);
 }
 
 static int make(tern_moe *moe)
@@ -333,12 +288,7 @@ static int make(tern_moe *moe)
 		e->epochs = calloc(nr_slots, sizeof(*e->epochs));
 	}
 	if (!e || !e->alive || !e->base || !e->epochs) {
-		if (e) {
-			free(e->alive);
-			free(e->base);
-			free(e->epochs);
-		}
-		free(e);
+		drop(e);
 		return fail(TERN_ERR_NOMEM, "no memory for an elastic exchange");
 	}
 	pthread_mutex_init(&e->lock, NULL);
@@ -348,8 +298,8 @@ static int make(tern_moe *moe)
 		e->epochs[slot] = epoch_of(moe, 0);
 	e->client = (struct member_client){.wanted = wanted,
 		.has_stopped = has_stopped,
-		.fence = fence,
 		.remake = remake,
+		.rest = rest,
 		.ctx = moe,
 		.number = moe->group->round};
 	moe->told = device_progress(moe);
@@ -365,6 +315,7 @@ int device_elastic_open(tern_moe *moe)
 
 	rc = rc ? rc : make(moe);
 	rc = group_agree_status(moe->group, rc, "tern_moe_create");
+	rc = rc ? rc : fresh_open(moe);
 	rc = rc ? rc : members_add_client(moe->group, &moe->device->elastic->client);
 	if (rc)
 		return rc;
@@ -383,9 +334,7 @@ void device_elastic_close(tern_moe *moe)
 	if (e->listed)
 		members_remove_client(moe->group, &e->client);
 	pthread_mutex_destroy(&e->lock);
-	free(e->alive);
-	free(e->base);
-	free(e->epochs);
-	free(e);
+	drop(e);
+	fresh_close(moe);
 	moe->device->elastic = NULL;
 }

@@ -42,13 +42,16 @@ struct device {
 				       other and the group has none; else NULL */
 	struct device_internode *internode; /* NULL: no rank is on another node */
 	void **windows;                     /* [R] as mapped here; NULL: on another node */
-	struct device_window *opened;       /* [R] of other processes; base NULL: none */
-	struct device_window window;        /* this rank's */
+	uint32_t nr_panes;                  /* of a window, each with memory of its own */
+	uint64_t pane_bytes;                /* from one to the next */
+	struct device_window *opened[2];    /* [panes][R] of other processes; base NULL: none */
+	struct device_window window[2];     /* [panes] this rank's */
 	_Atomic uint64_t *board; /* [R][R] leave words of this node's ranks, a row for each that
 				    looks; host/leave_status.c */
 	void *board_there; /* this rank's row as the device finds it; NULL: it does not know it */
 	struct death_watcher watcher;   /* marks the dead on the board */
 	struct device_elastic *elastic; /* NULL: it is not */
+	struct fresh *fresh;            /* likewise */
 	bool busy;                      /* peers may still store into the window */
 	uint32_t nr_sms;
 	struct device_stream *streams; /* [slots] */
@@ -56,6 +59,9 @@ struct device {
 	struct gpu_counters *counters, *since; /* as kernels have counted, when it was last asked;
 						  and at the last reset */
 };
+
+/* No slot has a round under way here, as far as calls tell. */
+bool device_at_rest(const tern_moe *moe);
 
 /* What writes to ranks on other nodes. */
 static inline struct tern_engine *device_engine(const tern_moe *moe)
@@ -103,11 +109,6 @@ struct gpu_counters *device_counters_create(const tern_moe *moe); /* zeros; NULL
 
 /* 0, or rc with what the device's library says of it. */
 int device_outcome(const struct device *d, int rc);
-
-/* Collective of ranks whose windows have descriptors: each of another process has this rank's, and
- * its own lies in group->guests. Closed when they have been opened. */
-int device_pass_windows(tern_moe *moe, uint32_t round);
-void device_close_fds(tern_moe *moe);
 
 /* Collective, once it is known which ranks' devices reach each other. Closing is fine after any
  * failure. */

@@ -18,7 +18,7 @@
 #include "exchange/placement.h"
 #include "tern_layer.h"
 
-#define DEVICE_OPS_VERSION 18
+#define DEVICE_OPS_VERSION 19
 #define DEVICE_HANDLE_BYTES 64
 #define DEVICE_MOST_ORDINALS 64
 
@@ -36,6 +36,10 @@ struct device_identity {
 struct device_window {
 	void *base;
 	uint64_t bytes; /* before window_create at least; then what is mapped */
+	uint64_t room;  /* by_fd: of addresses from base on, for others that lie behind it; 0: bytes
+			 */
+	bool within;    /* by_fd: it lies in another one's room, where base says, and is closed
+			   before that one */
 	bool by_fd;     /* else by handle */
 	bool mapped, opened;
 	int fd;      /* what other processes open it by; the owner's to pass on, and to close */
@@ -63,6 +67,7 @@ struct device_view {
 	const uint8_t *alive; /* [R] */
 	const struct placement *placement;
 	const uint32_t *epochs; /* [slots] of the next round */
+	uint64_t pane;          /* of all windows: how far behind their bases the one in use lies */
 };
 
 enum device_roles {
@@ -137,7 +142,7 @@ struct device_ops {
 	int (*window_grant)(struct device_window *window, int ordinal); /* to another device of this
 									   process */
 	/* by_fd: other memory, of zeros, at the same addresses: nobody else knows it before it is
-	 * passed on. No kernel of this rank may run. After a failure nothing may be mapped there.
+	 * passed on. No kernel may look at it. After a failure nothing may be mapped there.
 	 */
 	int (*window_renew)(struct device_window *window);
 	int (*window_reopen)(struct device_window *window); /* fd is the new memory's */

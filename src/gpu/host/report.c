@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "gpu/host/elastic.h"
+#include "gpu/host/fresh.h"
 #include "gpu/host/internode.h"
 #include "gpu/host/inside.h"
 #include "engine/engine.h"
@@ -244,5 +245,7 @@ int device_status(tern_moe *moe)
 {
 	int rc = device_look(moe);
 
+	if (!rc && moe->device->elastic)
+		fresh_prepare(moe);
 	return rc ? rc : look_at_input_errors(moe);
 }

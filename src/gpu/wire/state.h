@@ -20,10 +20,12 @@ enum ht_tickets {
 /* In device memory, all zeros but epoch_dispatch = 1. One a slot. The first four words are read as
  * one. */
 struct gpu_state {
-	uint32_t epoch_dispatch;         /* of the round to come; moved on by the combine */
-	uint32_t epoch_combine;          /* of the round under way; set by the dispatch */
-	uint32_t nr_tokens;              /* dispatched from here in this round */
-	uint32_t failed;                 /* a wait expired: kernels return at once */
+	uint32_t epoch_dispatch; /* of the round to come; moved on by the combine */
+	uint32_t epoch_combine;  /* of the round under way; set by the dispatch */
+	uint32_t nr_tokens;      /* dispatched from here in this round */
+	uint32_t failed;         /* a wait expired: kernels return at once */
+	uint64_t pane; /* elastic: of each window, how far behind its base the one in use lies;
+			  beside what all kernels read first. Written when none runs */
 	uint32_t nr_from[GPU_MAX_RANKS]; /* rows received from each source in this round */
 	uint32_t complaining;            /* somebody writes an input error */
 	uint32_t abandoned;  /* high throughput: some rank is over its capacity, and no row moves in

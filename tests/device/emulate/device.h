@@ -119,6 +119,12 @@ static inline uint4 row_load(const void *from)
 	return *(const uint4 *)from;
 }
 
+static inline uint64_t constant_load(const uint64_t *from)
+{
+	emulated_loads(from, 8);
+	return *from;
+}
+
 static inline void row_store(void *to, uint4 v)
 {
 	touches(to, 16);

@@ -55,6 +55,7 @@ static CUresult reserve(
 	void *memory = mmap(NULL, pages(bytes) + PAGE, PROT_NONE,
 		MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
+	memory_called();
 	(void)alignment;
 	(void)wish;
 	(void)flags;
@@ -64,6 +65,7 @@ static CUresult reserve(
 
 static CUresult give_back(CUdeviceptr at, size_t bytes)
 {
+	memory_called();
 	return munmap((void *)at, pages(bytes) + PAGE) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
@@ -85,6 +87,7 @@ static CUresult create(CUmemGenericAllocationHandle *handle, size_t bytes,
 	int fd = memfd_create("emulated-device", MFD_CLOEXEC);
 	void *memory;
 
+	memory_called();
 	(void)prop;
 	(void)flags;
 	if (fd < 0 || bytes % UNIT || ftruncate(fd, (off_t)bytes))
@@ -101,6 +104,7 @@ static CUresult release(CUmemGenericAllocationHandle handle)
 {
 	struct memory *m = (struct memory *)handle;
 
+	memory_called();
 	close(m->fd);
 	free(m);
 	return CUDA_SUCCESS;
@@ -134,6 +138,7 @@ static CUresult unmap(CUdeviceptr at, size_t bytes)
 
 static CUresult grant(CUdeviceptr at, size_t bytes, const CUmemAccessDesc *access, size_t nr)
 {
+	memory_called();
 	(void)access;
 	return nr != 1 || mprotect((void *)at, pages(bytes), PROT_READ | PROT_WRITE)
 		       ? CUDA_ERROR_INVALID_VALUE
@@ -143,6 +148,7 @@ static CUresult grant(CUdeviceptr at, size_t bytes, const CUmemAccessDesc *acces
 static CUresult export_fd(void *fd, CUmemGenericAllocationHandle handle,
 	CUmemAllocationHandleType type, unsigned long long flags)
 {
+	memory_called();
 	(void)type;
 	(void)flags;
 	*(int *)fd = fcntl(((struct memory *)handle)->fd, F_DUPFD_CLOEXEC, 0);
@@ -155,6 +161,7 @@ static CUresult import_fd(
 	int mine = fcntl((int)(uintptr_t)fd, F_DUPFD_CLOEXEC, 0);
 	struct stat st;
 
+	memory_called();
 	(void)type;
 	if (mine < 0 || fstat(mine, &st))
 		return CUDA_ERROR_INVALID_VALUE;

@@ -150,6 +150,9 @@ size_t emulated_shared_bytes(const void *kernel);
 cudaError_t emulated_launch(
 	const cudaLaunchConfig_t *config, emulated_run run, const void *call, size_t bytes);
 
+/* For tests, who find it by name: calls that manage memory, of this process, so far. */
+unsigned emulated_memory_calls(void);
+
 #ifdef __cplusplus
 }
 #endif

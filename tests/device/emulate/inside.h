@@ -140,6 +140,8 @@ bool memory_is_pinned(const void *pointer);
 cudaError_t rdma_attribute(int *value, enum cudaDeviceAttr attribute);
 /* driver.c: memory of the current device from here on, until it is forgotten, for which nothing is
  * waited. */
+/* A call that manages memory: counted. */
+void memory_called(void);
 void memory_keep(void *memory, size_t bytes);
 void memory_forget(const void *memory);
 

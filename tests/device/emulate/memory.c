@@ -16,11 +16,23 @@ struct allocation {
 };
 
 static struct allocation *allocations;
+static _Atomic unsigned nr_calls; /* that manage memory, of this process */
+
+void memory_called(void)
+{
+	nr_calls++;
+}
+
+unsigned emulated_memory_calls(void)
+{
+	return nr_calls;
+}
 
 static cudaError_t keep(const struct allocation *as)
 {
 	struct allocation *a = malloc(sizeof(*a));
 
+	memory_called();
 	if (!a)
 		emulated_die("no memory for an allocation's record");
 	*a = *as;
@@ -64,6 +76,7 @@ static cudaError_t release(void *memory)
 
 	if (!memory)
 		return cudaSuccess;
+	memory_called();
 	emulated_enter();
 	while ((a = *at) && a->memory != memory)
 		at = &a->next;
@@ -92,6 +105,7 @@ void memory_forget(const void *memory)
 {
 	struct allocation **at, *a;
 
+	memory_called();
 	emulated_enter();
 	for (at = &allocations; (a = *at) && a->memory != memory;)
 		at = &a->next;

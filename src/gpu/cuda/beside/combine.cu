@@ -71,7 +71,8 @@ static __device__ __forceinline__ void send_float(const struct gpu_exchange *e,
 		return;
 	bits = b->floats ? __float_as_uint(b->floats[at]) : 0;
 	for (uint32_t r = home; r < home + e->by_replicas.d; r++)
-		piece_store(e->windows[r] + b->cells + ((uint64_t)token * e->topk + lane_id()) * 16,
+		piece_store(window_in_use(e, r) + b->cells +
+				    ((uint64_t)token * e->topk + lane_id()) * 16,
 			make_uint4(bits, epoch, 0, 0)); /* in one half of the piece */
 }
 
@@ -125,7 +126,7 @@ static __device__ __forceinline__ void send_floats(
 static __device__ __forceinline__ bool await_float(const struct gpu_exchange *e,
 	const struct gpu_beside *b, uint32_t epoch, uint32_t i, uint32_t rank)
 {
-	const uint8_t *cell = e->windows[e->rank] + b->cells + (uint64_t)i * 16;
+	const uint8_t *cell = window_in_use(e, e->rank) + b->cells + (uint64_t)i * 16;
 	struct patience patience = {0, 0};
 	uint4 v;
 

@@ -125,8 +125,8 @@ static __device__ __forceinline__ uint32_t epoch_of(const struct gpu_exchange *e
 		return word_acquire(
 			e->internode->words +
 			((uint64_t)INTERNODE_DISPATCH * e->nr_ranks + source) * GPU_LINE_BYTES);
-	return piece_load(
-		e->windows[e->rank] + e->window.plans + source * e->window.plan_bytes + 7 * 16)
+	return piece_load(window_in_use(e, e->rank) + e->window.plans +
+			  source * e->window.plan_bytes + 7 * 16)
 		.w;
 }
 

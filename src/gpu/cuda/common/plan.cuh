@@ -14,9 +14,10 @@
 
 /* What a low-latency dispatch need not test for, as it is compiled for each. */
 enum gpu_case {
-	GPU_ANY,    /* nothing: replicas, experts anywhere, more ranks than a warp has lanes */
-	GPU_PLACED, /* none of these; any layout, ids of either width */
-	GPU_PLAIN   /* nor that: contiguous rows without gaps, ids of 32 bits */
+	GPU_ELASTIC, /* nothing, and ranks may have gone; none is on another node */
+	GPU_ANY,     /* nothing: replicas, experts anywhere, more ranks than a warp has lanes */
+	GPU_PLACED,  /* none of these; any layout, ids of either width */
+	GPU_PLAIN    /* nor that: contiguous rows without gaps, ids of 32 bits */
 };
 
 /* ---- experts --------------------------------------------------------------------------------- */
@@ -27,7 +28,7 @@ __device__ __forceinline__ uint32_t expert_place(const struct gpu_placement *p, 
 {
 	uint32_t rank;
 
-	if (CASE == GPU_ANY && !p->per_rank)
+	if (CASE <= GPU_ANY && !p->per_rank)
 		return p->place[physical];
 	rank = gpu_div(physical, p->by_per_rank);
 	return rank << 16 | (physical - rank * p->per_rank);
@@ -36,8 +37,8 @@ __device__ __forceinline__ uint32_t expert_place(const struct gpu_placement *p, 
 template <int CASE = GPU_ANY>
 __device__ __forceinline__ uint32_t expert_rank(const struct gpu_placement *p, uint32_t physical)
 {
-	return CASE != GPU_ANY || p->per_rank ? gpu_div(physical, p->by_per_rank)
-					      : p->place[physical] >> 16;
+	return CASE > GPU_ANY || p->per_rank ? gpu_div(physical, p->by_per_rank)
+					     : p->place[physical] >> 16;
 }
 
 /* Its number among the experts here; UINT32_MAX: it is elsewhere, or none. */
@@ -46,7 +47,7 @@ __device__ __forceinline__ uint32_t local_of(const struct gpu_exchange *e, uint3
 {
 	uint32_t place;
 
-	if (CASE != GPU_ANY) {
+	if (CASE > GPU_ANY) {
 		place = physical - e->rank * e->placement.per_rank;
 		return place < e->placement.per_rank ? place : UINT32_MAX;
 	}
@@ -75,14 +76,14 @@ __device__ __forceinline__ uint32_t token_source(const struct gpu_exchange *e, u
 template <int CASE = GPU_ANY>
 __device__ __forceinline__ bool is_mine(const struct gpu_exchange *e, uint32_t token)
 {
-	return CASE != GPU_ANY || e->by_replicas.d == 1 || token_source(e, token) == e->rank;
+	return CASE > GPU_ANY || e->by_replicas.d == 1 || token_source(e, token) == e->rank;
 }
 
 /* By which tables routes are made: struct placed; 0, 0 where they never change. */
 template <int CASE = GPU_ANY>
 __device__ __forceinline__ uint2 placed_of(const struct gpu_exchange *e)
 {
-	return CASE == GPU_ANY && e->placement.placed ? *(const uint2 *)e->placement.placed
+	return CASE <= GPU_ANY && e->placement.placed ? *(const uint2 *)e->placement.placed
 						      : make_uint2(0, 0);
 }
 
@@ -126,7 +127,7 @@ __device__ __forceinline__ uint32_t physical_expert(
 {
 	if ((uint32_t)id >= e->placement.nr_experts) /* -1 as well */
 		return GPU_NO_EXPERT;
-	return CASE == GPU_ANY && e->placement.replica_start
+	return CASE <= GPU_ANY && e->placement.replica_start
 		       ? choose_replica(e, (uint32_t)id, gpu_div(index, e->by_topk))
 		       : (uint32_t)id;
 }
@@ -193,7 +194,7 @@ static __device__ __noinline__ void plan_for_gone(const struct gpu_exchange *e, 
 
 	for (uint32_t i = 0; i < e->view->nr_gone; i++)
 		if (lane_id() < 8)
-			piece_store(e->windows[e->rank] + e->window.plans +
+			piece_store(window_of<true>(e, e->rank) + e->window.plans +
 					    e->view->gone[i] * e->window.plan_bytes +
 					    lane_id() * 16,
 				v);
@@ -225,7 +226,7 @@ __device__ __forceinline__ void send_plan(const struct gpu_dispatch *d, uint32_t
 	nr_tokens = min(not_before(nr_tokens), d->nr_tokens);
 	nr = nr_tokens * e->topk;
 	drop_rest<N>(nr, first, ids);
-	if (CASE == GPU_ANY && e->by_replicas.d != 1) /* not in the way of the loads of those who
+	if (CASE <= GPU_ANY && e->by_replicas.d != 1) /* not in the way of the loads of those who
 							 have none */
 		drop_others<N>(e, first, ids);
 #pragma unroll
@@ -240,12 +241,12 @@ __device__ __forceinline__ void send_plan(const struct gpu_dispatch *d, uint32_t
 	for (uint32_t i = 1; i <= e->nr_ranks; i++) {
 		uint32_t to = e->rank + i;
 
-		piece_store(
-			part_to<FAR>(e, INTERNODE_PLAN, to >= e->nr_ranks ? to - e->nr_ranks : to) +
-				offset,
+		piece_store(part_to<FAR, CASE == GPU_ELASTIC>(
+				    e, INTERNODE_PLAN, to >= e->nr_ranks ? to - e->nr_ranks : to) +
+				    offset,
 			v);
 	}
-	if (CASE == GPU_ANY && !FAR && four == 0 && e->view)
+	if (CASE == GPU_ELASTIC && four == 0)
 		plan_for_gone<FORMAT>(e, epoch);
 	trace_mark(e, 7);
 }

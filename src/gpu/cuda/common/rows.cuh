@@ -84,7 +84,7 @@ static __device__ __forceinline__ uint32_t destinations(
 		 same;
 
 	*rank = physical == GPU_NO_EXPERT ? UINT32_MAX : expert_rank<CASE>(&e->placement, physical);
-	if (CASE != GPU_ANY)
+	if (CASE > GPU_ANY)
 		return __reduce_or_sync(ALL_LANES, *rank == UINT32_MAX ? 0 : 1u << *rank);
 	same = __match_any_sync(ALL_LANES, *rank);
 	return __ballot_sync(ALL_LANES, *rank != UINT32_MAX && is_lowest_of(same));
@@ -96,7 +96,7 @@ static __device__ __forceinline__ uint32_t destinations_away(
 	const struct gpu_exchange *e, uint32_t bits, uint32_t rank)
 {
 	return bits &
-	       (CASE != GPU_ANY ? ~(1u << e->rank) : __ballot_sync(ALL_LANES, rank != e->rank));
+	       (CASE > GPU_ANY ? ~(1u << e->rank) : __ballot_sync(ALL_LANES, rank != e->rank));
 }
 
 /* The rank that the lowest bit stands for. */
@@ -105,7 +105,7 @@ static __device__ __forceinline__ uint32_t first_destination(uint32_t bits, uint
 {
 	uint32_t lowest = __ffs(bits) - 1;
 
-	return CASE != GPU_ANY ? lowest : __shfl_sync(ALL_LANES, rank, lowest);
+	return CASE > GPU_ANY ? lowest : __shfl_sync(ALL_LANES, rank, lowest);
 }
 
 /* Ids that no caller should pass. */

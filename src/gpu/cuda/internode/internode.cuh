@@ -27,20 +27,33 @@
 
 /* ---- where ----------------------------------------------------------------------------------- */
 
+/* A rank's window, as mapped here; ELASTIC: the pane of it that is in use. */
+template <bool ELASTIC>
+__device__ __forceinline__ uint8_t *window_of(const struct gpu_exchange *e, uint32_t rank)
+{
+	return e->windows[rank] + (ELASTIC ? constant_load(&e->state->pane) : 0);
+}
+
+/* Likewise, where kernels are not compiled for elastic exchanges. */
+__device__ __forceinline__ uint8_t *window_in_use(const struct gpu_exchange *e, uint32_t rank)
+{
+	return e->view ? window_of<true>(e, rank) : window_of<false>(e, rank);
+}
+
 /* In place of a rank's window, for what is stored to it: offsets stay what they are. */
-template <bool FAR>
+template <bool FAR, bool ELASTIC = false>
 __device__ __forceinline__ uint8_t *part_to(
 	const struct gpu_exchange *e, enum internode_part part, uint32_t rank)
 {
-	return FAR ? e->internode->to[part][rank] : e->windows[rank];
+	return FAR ? e->internode->to[part][rank] : window_of<ELASTIC>(e, rank);
 }
 
 /* In place of this rank's window, for what a source has stored. */
-template <bool FAR>
+template <bool FAR, bool ELASTIC = false>
 __device__ __forceinline__ const uint8_t *part_from(
 	const struct gpu_exchange *e, enum internode_part part, uint32_t source)
 {
-	return FAR ? e->internode->from[part][source] : e->windows[e->rank];
+	return FAR ? e->internode->from[part][source] : window_of<ELASTIC>(e, e->rank);
 }
 
 template <bool FAR>

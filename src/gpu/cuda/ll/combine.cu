@@ -5,17 +5,25 @@
 
 typedef ll_kernel<struct gpu_combine> combine_kernel;
 
-static combine_kernel choose_lines(enum gpu_y kind, uint32_t nr_vectors)
+template <int FORMAT, int Y, int ND> static combine_kernel kernel(const struct gpu_combine *c)
 {
-	if (kind != GPU_Y_BF16 && nr_vectors != 2)
+	return c->exchange.view ? tern::combine_ll<FORMAT, Y, ND, false, false, false, true>
+				: tern::combine_ll<FORMAT, Y, ND>;
+}
+
+static combine_kernel choose_lines(const struct gpu_combine *c)
+{
+	uint32_t nr_vectors = c->exchange.result.nr_vectors;
+
+	if (c->kind != GPU_Y_BF16 && nr_vectors != 2)
 		return NULL;
-	if (kind == GPU_Y_FP16)
-		return tern::combine_ll<GPU_FLAG128, GPU_Y_FP16, 2>;
-	if (kind == GPU_Y_FP32)
-		return tern::combine_ll<GPU_FLAG128, GPU_Y_FP32, 2>;
-	return nr_vectors == 1   ? tern::combine_ll<GPU_FLAG128, GPU_Y_BF16, 1>
-	       : nr_vectors == 2 ? tern::combine_ll<GPU_FLAG128, GPU_Y_BF16, 2>
-	       : nr_vectors == 4 ? tern::combine_ll<GPU_FLAG128, GPU_Y_BF16, 4>
+	if (c->kind == GPU_Y_FP16)
+		return kernel<GPU_FLAG128, GPU_Y_FP16, 2>(c);
+	if (c->kind == GPU_Y_FP32)
+		return kernel<GPU_FLAG128, GPU_Y_FP32, 2>(c);
+	return nr_vectors == 1   ? kernel<GPU_FLAG128, GPU_Y_BF16, 1>(c)
+	       : nr_vectors == 2 ? kernel<GPU_FLAG128, GPU_Y_BF16, 2>(c)
+	       : nr_vectors == 4 ? kernel<GPU_FLAG128, GPU_Y_BF16, 4>(c)
 				 : NULL;
 }
 
@@ -78,12 +86,12 @@ static combine_kernel choose(const struct gpu_combine *c)
 	if (c->late)
 		return choose_late(c);
 	if (c->exchange.format == GPU_FLAG128)
-		return choose_lines(c->kind, c->exchange.result.nr_vectors);
+		return choose_lines(c);
 	if (c->exchange.result.nr_vectors != 3)
 		return NULL;
-	return c->kind == GPU_Y_BF16   ? tern::combine_ll<GPU_FLAG16, GPU_Y_BF16, 3>
-	       : c->kind == GPU_Y_FP16 ? tern::combine_ll<GPU_FLAG16, GPU_Y_FP16, 3>
-				       : tern::combine_ll<GPU_FLAG16, GPU_Y_FP32, 3>;
+	return c->kind == GPU_Y_BF16   ? kernel<GPU_FLAG16, GPU_Y_BF16, 3>(c)
+	       : c->kind == GPU_Y_FP16 ? kernel<GPU_FLAG16, GPU_Y_FP16, 3>(c)
+				       : kernel<GPU_FLAG16, GPU_Y_FP32, 3>(c);
 }
 
 cudaError_t ll_combine_launch(

@@ -98,22 +98,23 @@ static __device__ __forceinline__ void store_sum(
 }
 
 /* Where a token's results come, in this rank's window: that segment of the first. */
+template <bool ELASTIC = false>
 static __device__ __forceinline__ const uint8_t *results_here(
 	const struct gpu_exchange *e, uint32_t token, uint32_t which)
 {
-	return e->windows[e->rank] + e->window.results +
+	return window_of<ELASTIC>(e, e->rank) + e->window.results +
 	       (uint64_t)token * e->topk * e->window.result_bytes +
 	       (uint64_t)which * e->result.segment_bytes;
 }
 
-template <int FORMAT, int Y, int ND, bool FAR>
+template <int FORMAT, int Y, int ND, bool FAR, bool ELASTIC>
 static __device__ __forceinline__ bool sum_at_home(
 	const struct gpu_combine *c, uint32_t epoch, uint32_t token, uint32_t which)
 {
 	const struct gpu_exchange *e = &c->exchange;
 	struct extent x = segment_extent(&e->result, which);
 	uint2 route = make_uint2(UINT32_MAX, 0);
-	const uint8_t *results = results_here(e, token, which);
+	const uint8_t *results = results_here<ELASTIC>(e, token, which);
 	sums<Y, ND> sum = {};
 	uint32_t next;
 
@@ -129,10 +130,10 @@ static __device__ __forceinline__ bool sum_at_home(
 }
 
 /* By one warp: every rank has read my rows of this round. Far ones' words have come. */
-template <bool FAR>
+template <bool FAR, bool ELASTIC = false>
 static __device__ __forceinline__ bool await_arrivals(const struct gpu_exchange *e, uint32_t epoch)
 {
-	const uint8_t *words = e->windows[e->rank] + e->window.arrivals;
+	const uint8_t *words = window_of<ELASTIC>(e, e->rank) + e->window.arrivals;
 
 	bool good = true;
 
@@ -151,7 +152,7 @@ static __device__ __forceinline__ bool await_arrivals(const struct gpu_exchange 
 	return __all_sync(ALL_LANES, good);
 }
 
-template <int FORMAT, int Y, int ND, bool FAR>
+template <int FORMAT, int Y, int ND, bool FAR, bool ELASTIC>
 static __device__ __forceinline__ void receive_results(const struct gpu_combine *c, uint32_t epoch,
 	uint32_t nr_tokens, uint32_t warp, uint32_t nr_warps)
 {
@@ -161,13 +162,13 @@ static __device__ __forceinline__ void receive_results(const struct gpu_combine 
 	for (uint32_t i = warp; i < nr; i += nr_warps) {
 		uint32_t token = gpu_div(i, e->by_result_segments);
 
-		if (!sum_at_home<FORMAT, Y, ND, FAR>(
+		if (!sum_at_home<FORMAT, Y, ND, FAR, ELASTIC>(
 			    c, epoch, token, i - token * e->result.nr_segments))
 			return;
 		if (i < gridDim.x)
 			trace_mark(e, 12);
 	}
-	if (warp == nr_warps - 1 && await_arrivals<FAR>(e, epoch) && lane_id() == 0)
+	if (warp == nr_warps - 1 && await_arrivals<FAR, ELASTIC>(e, epoch) && lane_id() == 0)
 		e->state->epoch_dispatch = epoch + 1 ? epoch + 1 : 1; /* not 0: fresh windows hold
 									 zeros */
 }
@@ -175,8 +176,10 @@ static __device__ __forceinline__ void receive_results(const struct gpu_combine 
 namespace tern
 {
 /* GATED: y is still made while this runs, by a kernel that has let it start when all was there that
- * the dispatch has left. LATE: late_weights.cuh. */
-template <int FORMAT, int Y, int ND, bool FAR = false, bool GATED = false, bool LATE = false>
+ * the dispatch has left. LATE: late_weights.cuh. ELASTIC: ranks
+ * may have gone; results are summed at home. */
+template <int FORMAT, int Y, int ND, bool FAR = false, bool GATED = false, bool LATE = false,
+	bool ELASTIC = false>
 static __global__ void __launch_bounds__(512, 1)
 	combine_ll(const __grid_constant__ struct gpu_combine c, uint32_t send_warps)
 {
@@ -202,7 +205,8 @@ static __global__ void __launch_bounds__(512, 1)
 	if (warp < send_warps) {
 		if (FAR && state.w)
 			return;
-		send_results<FORMAT, Y, ND, FAR, GATED, LATE>(&c, state, &deal, warp, send_warps);
+		send_results<FORMAT, Y, ND, FAR, GATED, LATE, ELASTIC>(
+			&c, state, &deal, warp, send_warps);
 		if (FAR && internode_last(e, send_warps * gridDim.x))
 			ring_internode_results(&c, state.y);
 		trace_mark(e, 9);
@@ -210,7 +214,7 @@ static __global__ void __launch_bounds__(512, 1)
 			   c.release ? GPU_WAIT_ARRIVAL : GPU_WAIT_RESULT, state.w,
 			   warp - send_warps, nr_warps - send_warps) &&
 		   !state.w) {
-		receive_results<FORMAT, Y, ND, FAR>(&c, state.y, state.z,
+		receive_results<FORMAT, Y, ND, FAR, ELASTIC>(&c, state.y, state.z,
 			(warp - send_warps) * gridDim.x + blockIdx.x,
 			(nr_warps - send_warps) * gridDim.x);
 		trace_mark(e, 10);

@@ -21,7 +21,7 @@ static __device__ __forceinline__ uint64_t result_offset(
 	return number * e->window.result_bytes + (uint64_t)which * e->result.segment_bytes;
 }
 
-template <bool FAR>
+template <bool FAR, bool ELASTIC>
 static __device__ __forceinline__ uint8_t *place_at(
 	const struct gpu_exchange *e, uint32_t home, const struct result_place &p)
 {
@@ -30,11 +30,11 @@ static __device__ __forceinline__ uint8_t *place_at(
 	if (is_internode<FAR>(e, home))
 		offset = result_offset(e,
 			result_number<FAR>(e, home, p.token, p.column, e->topk, p.number), p.which);
-	return part_to<FAR>(e, INTERNODE_RESULTS, home) + e->window.results + offset;
+	return part_to<FAR, ELASTIC>(e, INTERNODE_RESULTS, home) + e->window.results + offset;
 }
 
 /* To the home of the source's tokens: every rank that passes them. */
-template <int FORMAT, int ND, bool FAR>
+template <int FORMAT, int ND, bool FAR, bool ELASTIC>
 static __device__ __forceinline__ void send_home(const struct gpu_exchange *e,
 	const segment<FORMAT, false, ND> &s, struct extent x, uint32_t source,
 	const struct result_place &p)
@@ -42,7 +42,7 @@ static __device__ __forceinline__ void send_home(const struct gpu_exchange *e,
 	uint32_t home = home_first(e, source);
 
 	for (uint32_t r = home; r < home + e->by_replicas.d; r++)
-		segment_send(s, x, place_at<FAR>(e, r, p));
+		segment_send(s, x, place_at<FAR, ELASTIC>(e, r, p));
 }
 
 /* Of a token's sum here, which has at least one row: the first rows are on their way, and weights
@@ -86,7 +86,7 @@ static __device__ __forceinline__ bool send_sum(const struct gpu_combine *c, uin
 				    : sum_vector<Y, true>(c, sum, route, x, i);
 		lines_pack_vector(s, i, epoch, &words);
 		for (uint32_t r = home; r < home + e->by_replicas.d; r++)
-			vector_send(s, x, i, place_at<FAR>(e, r, p));
+			vector_send(s, x, i, place_at<FAR, false>(e, r, p));
 	}
 	return true;
 }
@@ -105,7 +105,7 @@ static __device__ __forceinline__ uint32_t earlier_replicas(
 
 /* One segment of what the experts here made of one token; number: of its row from the source.
  * False: weights did not come. */
-template <int FORMAT, int Y, int ND, bool FAR, bool LATE>
+template <int FORMAT, int Y, int ND, bool FAR, bool LATE, bool ELASTIC>
 static __device__ __forceinline__ bool send_result(const struct gpu_combine *c, uint32_t epoch,
 	uint32_t source, uint32_t number, uint32_t token, uint2 route, uint32_t which)
 {
@@ -118,16 +118,16 @@ static __device__ __forceinline__ bool send_result(const struct gpu_combine *c, 
 		offset + first * e->window.result_bytes};
 	segment<FORMAT, false, ND> s;
 
-	if (!e->at_home && FORMAT == GPU_FLAG128) {
+	if (!ELASTIC && !e->at_home && FORMAT == GPU_FLAG128) {
 		return send_sum<Y, ND, FAR, LATE>(c, epoch, source, sum, route, here, x);
 	}
-	if (!e->at_home) {
+	if (!ELASTIC && !e->at_home) {
 #pragma unroll
 		for (int i = 0; i < ND; i += CHUNK(ND))
 			sum_part<Y, CHUNK(ND), (ND == 1 ? 4 : 8 / CHUNK(ND))>(
 				c, route, x, i, s.v + i);
 		segment_pack(s, epoch);
-		send_home<FORMAT, ND, FAR>(e, s, x, source, sum);
+		send_home<FORMAT, ND, FAR, false>(e, s, x, source, sum);
 		return true;
 	}
 	for (; here; here &= here - 1) {
@@ -141,7 +141,7 @@ static __device__ __forceinline__ bool send_result(const struct gpu_combine *c, 
 		for (int i = 0; i < ND; i++)
 			s.v[i] = v[i];
 		segment_pack(s, epoch);
-		send_home<FORMAT, ND, FAR>(e, s, x, source, row);
+		send_home<FORMAT, ND, FAR, ELASTIC>(e, s, x, source, row);
 	}
 	return true;
 }
@@ -215,20 +215,20 @@ static __device__ __forceinline__ bool look_up(const struct gpu_exchange *e, str
 static __device__ __noinline__ void arrivals_for_gone(const struct gpu_exchange *e, uint32_t epoch)
 {
 	for (uint32_t i = lane_id(); i < e->view->nr_gone; i += LANES)
-		word_store(e->windows[e->rank] + e->window.arrivals +
+		word_store(window_of<true>(e, e->rank) + e->window.arrivals +
 				   (uint64_t)e->view->gone[i] * GPU_LINE_BYTES,
 			epoch);
 }
 
 /* My arrival word, to all; by one warp. An internode rank has it from the head of my results. */
-template <bool FAR>
+template <bool FAR, bool ELASTIC = false>
 static __device__ __forceinline__ void tell_arrival(const struct gpu_combine *c, uint32_t epoch)
 {
 	const struct gpu_exchange *e = &c->exchange;
 
 	for (uint32_t r = lane_id(); r < e->nr_ranks; r += LANES)
 		if (!is_internode<FAR>(e, r))
-			word_store(e->windows[r] + e->window.arrivals +
+			word_store(window_of<ELASTIC>(e, r) + e->window.arrivals +
 					   (uint64_t)e->rank * GPU_LINE_BYTES,
 				epoch);
 	if (lane_id() == 0 && !c->release)
@@ -249,7 +249,7 @@ static __device__ __forceinline__ uint32_t tile_of_route(
 
 /* The first segment's routes are under way before it is known which round it is, and whether an
  * earlier one has failed; the next one's while this one is sent. */
-template <int FORMAT, int Y, int ND, bool FAR, bool GATED, bool LATE>
+template <int FORMAT, int Y, int ND, bool FAR, bool GATED, bool LATE, bool ELASTIC>
 static __device__ __forceinline__ void send_results(const struct gpu_combine *c, uint4 state,
 	const struct deal *deal, uint32_t warp, uint32_t nr_warps)
 {
@@ -264,8 +264,8 @@ static __device__ __forceinline__ void send_results(const struct gpu_combine *c,
 	if (state.w)
 		return;
 	if (blockIdx.x == gridDim.x - 1 && warp == nr_warps - 1) {
-		tell_arrival<FAR>(c, state.y);
-		if (!FAR && e->view)
+		tell_arrival<FAR, ELASTIC>(c, state.y);
+		if (ELASTIC)
 			arrivals_for_gone(e, state.y);
 	}
 	most = __reduce_max_sync(ALL_LANES, most);
@@ -282,7 +282,7 @@ static __device__ __forceinline__ void send_results(const struct gpu_combine *c,
 				!await_tiles(e, &c->gate, state.y, tile_of_route(c, &now)))
 				return;
 		if (now.row < now.nr &&
-			!send_result<FORMAT, Y, ND, FAR, LATE>(
+			!send_result<FORMAT, Y, ND, FAR, LATE, ELASTIC>(
 				c, state.y, now.source, now.row, now.token, now.route, now.which))
 			return;
 		after = find_share(e, deal, draw_share(deal)); /* so that nothing is in the way of

@@ -9,8 +9,10 @@ static int case_of(const struct gpu_dispatch *d)
 {
 	const struct gpu_exchange *e = &d->exchange;
 
+	if (e->view)
+		return GPU_ELASTIC;
 	if (!e->placement.per_rank || e->placement.replica_start || e->by_replicas.d != 1 ||
-		e->nr_ranks > LANES || e->view)
+		e->nr_ranks > LANES)
 		return GPU_ANY;
 	return d->ids_64 || d->by_source || d->padded || d->by_alignment.d != 1 ? GPU_PLACED
 										: GPU_PLAIN;
@@ -22,12 +24,18 @@ template <int FORMAT, int X, int ND, int CASE = GPU_ANY> static dispatch_kernel 
 		      : tern::dispatch_ll<FORMAT, X, ND, CASE>;
 }
 
+template <int FORMAT, int X, int ND> static dispatch_kernel choose_any(int which, bool sliced)
+{
+	return which == GPU_ELASTIC ? kernel<FORMAT, X, ND, GPU_ELASTIC>(sliced)
+				    : kernel<FORMAT, X, ND>(sliced);
+}
+
 /* With slices a round takes longer than what GPU_PLAIN spares. */
 template <int X, int ND> static dispatch_kernel choose_case(int which, bool sliced)
 {
 	if (which == GPU_PLAIN && !sliced)
 		return tern::dispatch_ll<GPU_FLAG128, X, ND, GPU_PLAIN>;
-	return which == GPU_ANY ? kernel<GPU_FLAG128, X, ND>(sliced)
+	return which <= GPU_ANY ? choose_any<GPU_FLAG128, X, ND>(which, sliced)
 				: kernel<GPU_FLAG128, X, ND, GPU_PLACED>(sliced);
 }
 
@@ -37,7 +45,8 @@ static dispatch_kernel choose_lines(enum gpu_x kind, int which, uint32_t nr_vect
 {
 	if (kind == GPU_X_COPY && nr_vectors == 4)
 		return choose_case<GPU_X_COPY, 4>(which, sliced);
-	if (kind == GPU_X_BF16 && nr_vectors == 4 && !sliced) /* for the lab alone */
+	/* For the lab alone. */
+	if (kind == GPU_X_BF16 && nr_vectors == 4 && !sliced && which != GPU_ELASTIC)
 		return which == GPU_PLAIN ? tern::dispatch_ll<GPU_FLAG128, GPU_X_BF16, 4, GPU_PLAIN>
 					  : tern::dispatch_ll<GPU_FLAG128, GPU_X_BF16, 4>;
 	if (nr_vectors != 2)
@@ -50,28 +59,28 @@ static dispatch_kernel choose_lines(enum gpu_x kind, int which, uint32_t nr_vect
 	case GPU_X_BF16:
 		return choose_case<GPU_X_BF16, 2>(which, sliced);
 	case GPU_X_FP16:
-		return kernel<GPU_FLAG128, GPU_X_FP16, 2>(sliced);
+		return choose_any<GPU_FLAG128, GPU_X_FP16, 2>(which, sliced);
 	case GPU_X_FP32:
-		return kernel<GPU_FLAG128, GPU_X_FP32, 2>(sliced);
+		return choose_any<GPU_FLAG128, GPU_X_FP32, 2>(which, sliced);
 	}
 	return NULL;
 }
 
-static dispatch_kernel choose_cells(enum gpu_x kind, uint32_t nr_vectors, bool sliced)
+static dispatch_kernel choose_cells(enum gpu_x kind, int which, uint32_t nr_vectors, bool sliced)
 {
 	if (nr_vectors != (kind == GPU_X_COPY ? 3 : 2))
 		return NULL;
 	switch (kind) {
 	case GPU_X_COPY:
-		return kernel<GPU_FLAG16, GPU_X_COPY, 3>(sliced);
+		return choose_any<GPU_FLAG16, GPU_X_COPY, 3>(which, sliced);
 	case GPU_X_GIVEN:
-		return kernel<GPU_FLAG16, GPU_X_GIVEN, 2>(sliced);
+		return choose_any<GPU_FLAG16, GPU_X_GIVEN, 2>(which, sliced);
 	case GPU_X_BF16:
-		return kernel<GPU_FLAG16, GPU_X_BF16, 2>(sliced);
+		return choose_any<GPU_FLAG16, GPU_X_BF16, 2>(which, sliced);
 	case GPU_X_FP16:
-		return kernel<GPU_FLAG16, GPU_X_FP16, 2>(sliced);
+		return choose_any<GPU_FLAG16, GPU_X_FP16, 2>(which, sliced);
 	case GPU_X_FP32:
-		return kernel<GPU_FLAG16, GPU_X_FP32, 2>(sliced);
+		return choose_any<GPU_FLAG16, GPU_X_FP32, 2>(which, sliced);
 	}
 	return NULL;
 }
@@ -107,7 +116,7 @@ static dispatch_kernel choose(const struct gpu_dispatch *d, int which, bool slic
 	if (d->gate.row_bits)
 		return sliced ? NULL : choose_gated(d, which);
 	return e->format == GPU_FLAG128 ? choose_lines(d->kind, which, e->row.nr_vectors, sliced)
-					: choose_cells(d->kind, e->row.nr_vectors, sliced);
+					: choose_cells(d->kind, which, e->row.nr_vectors, sliced);
 }
 
 cudaError_t ll_dispatch_launch(
@@ -129,11 +138,13 @@ cudaError_t ll_dispatch_most_blocks(
 {
 	uint32_t most_sliced = args->gate.row_bits ? 0 : 1; /* gates are where all plans are noted
 							     */
+	int first = args->exchange.view ? GPU_ELASTIC : GPU_ANY,
+	    last = args->exchange.view ? GPU_ELASTIC : GPU_PLAIN;
 	cudaError_t rc = cudaSuccess;
 
 	*nr_blocks = UINT32_MAX;
 	for (uint32_t sliced = launch->sliced; sliced <= most_sliced; sliced++)
-		for (int which = GPU_ANY; which <= GPU_PLAIN && !rc; which++) {
+		for (int which = first; which <= last && !rc; which++) {
 			uint32_t nr = 0;
 
 			rc = most_blocks(choose(args, which, sliced), launch,

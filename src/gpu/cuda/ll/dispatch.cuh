@@ -37,7 +37,7 @@ static __device__ __forceinline__ uint32_t own_tokens(const struct gpu_dispatch 
 }
 
 /* own: this rank's shares. */
-template <bool FAR>
+template <int CASE, bool FAR>
 static __device__ __forceinline__ struct share share_of(
 	const struct gpu_dispatch *d, uint32_t own, uint32_t i)
 {
@@ -51,7 +51,7 @@ static __device__ __forceinline__ struct share share_of(
 	a.source = i < own ? e->rank : e->rank + 1 + row - token * e->by_others.d;
 	a.source = a.source >= e->nr_ranks ? a.source - e->nr_ranks : a.source;
 	a.carrier = carrier_of<FAR>(e, a.source);
-	a.row = part_from<FAR>(e, INTERNODE_ROWS, a.source) + e->window.rows +
+	a.row = part_from<FAR, CASE == GPU_ELASTIC>(e, INTERNODE_ROWS, a.source) + e->window.rows +
 		((uint64_t)a.source * e->max_tokens + a.token) * e->window.row_bytes;
 	return a;
 }
@@ -403,7 +403,7 @@ static __device__ __forceinline__ void receive_all(const struct gpu_dispatch *d,
 #pragma unroll 1
 	for (uint32_t i = first; i == first || i < nr_shares; i += nr_warps * gridDim.x) {
 		segment<FORMAT, x_kind<X>::SCALED, ND> s;
-		struct share a = share_of<FAR>(d, own, i);
+		struct share a = share_of<CASE, FAR>(d, own, i);
 		bool there = a.token < e->max_tokens,
 		     places = i == first && places_rows<CASE>(d, warp, nr_warps);
 		struct found f = {};

@@ -73,8 +73,9 @@ static __device__ __forceinline__ bool send_head(
 				__shfl_sync(ALL_LANES, number.row, __ffs(left) - 1), rank);
 
 		if (in_head<FORMAT>(e))
-			piece_store(
-				part_to<FAR>(e, INTERNODE_ROWS, to) + row + lane_id() * 16, head);
+			piece_store(part_to<FAR, CASE == GPU_ELASTIC>(e, INTERNODE_ROWS, to) + row +
+					    lane_id() * 16,
+				head);
 	}
 	weight = weight_of_head<FORMAT>(head);
 	if (lane_id() < e->topk)
@@ -119,7 +120,9 @@ static __device__ __forceinline__ bool send_segment(const struct gpu_dispatch *d
 		uint64_t row = place_of_row<FAR>(e, token, number.row, __ffs(left) - 1);
 
 		if (share_of_destination(d, to) == share)
-			segment_send(s, x, part_to<FAR>(e, INTERNODE_ROWS, to) + row + offset);
+			segment_send(s, x,
+				part_to<FAR, CASE == GPU_ELASTIC>(e, INTERNODE_ROWS, to) + row +
+					offset);
 	}
 	return true;
 }

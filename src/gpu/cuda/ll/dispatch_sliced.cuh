@@ -10,7 +10,7 @@
 
 /* Part i of a slice's rows: segments and heads, token by token. Rows from other nodes lie by their
  * number, which is known when what comes before the slice has been added up. */
-template <bool FAR>
+template <int CASE, bool FAR>
 static __device__ __forceinline__ struct share share_in_slice(
 	const struct gpu_exchange *e, const struct slices *s, const struct slice *slice, uint32_t i)
 {
@@ -24,7 +24,7 @@ static __device__ __forceinline__ struct share share_in_slice(
 	place = lie_by_number<FAR>(e, a.source)
 			? s->before[e->nr_local + 1] + slice_bits_before(s, e->nr_local, row)
 			: a.token;
-	a.row = part_from<FAR>(e, INTERNODE_ROWS, a.source) + e->window.rows +
+	a.row = part_from<FAR, CASE == GPU_ELASTIC>(e, INTERNODE_ROWS, a.source) + e->window.rows +
 		((uint64_t)a.source * e->max_tokens + place) * e->window.row_bytes;
 	return a;
 }
@@ -105,22 +105,22 @@ static __device__ __forceinline__ uint32_t next_part(const struct parts *p)
 	return __shfl_sync(ALL_LANES, lane_id() == 0 ? atomicAdd(p->drawn, 1u) : 0, 0);
 }
 
-template <int FORMAT, bool SCALED, int ND, bool FAR>
+template <int FORMAT, bool SCALED, int ND, int CASE, bool FAR>
 static __device__ __forceinline__ void look_for_part(const struct gpu_exchange *e,
 	const struct slices *s, const struct slice *slice, uint32_t i, uint32_t nr,
 	segment<FORMAT, SCALED, ND> &pieces)
 {
 	if (i < nr)
-		look_for(e, share_in_slice<FAR>(e, s, slice, i), pieces);
+		look_for(e, share_in_slice<CASE, FAR>(e, s, slice, i), pieces);
 }
 
 /* Of a slice's parts the first that this warp takes. */
-template <int FORMAT, bool SCALED, int ND, bool FAR>
+template <int FORMAT, bool SCALED, int ND, int CASE, bool FAR>
 static __device__ __forceinline__ void look_for_first(const struct gpu_exchange *e,
 	const struct slices *s, const struct slice *slice, uint32_t warp,
 	segment<FORMAT, SCALED, ND> &pieces)
 {
-	look_for_part<FORMAT, SCALED, ND, FAR>(
+	look_for_part<FORMAT, SCALED, ND, CASE, FAR>(
 		e, s, slice, warp, (slice->end - slice->first) * e->by_row_parts.d, pieces);
 }
 
@@ -136,11 +136,12 @@ static __device__ __forceinline__ bool receive_slice(const struct gpu_dispatch *
 
 #pragma unroll 1
 	while (p->i < p->nr) {
-		struct share a = share_in_slice<FAR>(e, s, slice, p->i);
+		struct share a = share_in_slice<CASE, FAR>(e, s, slice, p->i);
 		struct placed f = place_in_slice<FORMAT, CASE>(d, s, slice, a);
 
 		p->i = next_part(p);
-		look_for_part<FORMAT, x_kind<X>::SCALED, ND, FAR>(e, s, slice, p->i, p->nr, after);
+		look_for_part<FORMAT, x_kind<X>::SCALED, ND, CASE, FAR>(
+			e, s, slice, p->i, p->nr, after);
 		if (__any_sync(ALL_LANES, f.local != UINT32_MAX) &&
 			!(a.which < e->row.nr_segments
 					? receive_segment<FORMAT, x_kind<X>::SCALED, ND>(
@@ -214,11 +215,13 @@ static __device__ __forceinline__ bool place_first_slice(const struct gpu_dispat
 	if (!own.alone && !note_slice<FORMAT, CASE, FAR>(e, s, &slice, state.x, warp, nr_warps))
 		return false;
 	if (!FAR)
-		look_for_first<FORMAT, x_kind<X>::SCALED, ND, FAR>(e, s, &slice, warp, pieces);
+		look_for_first<FORMAT, x_kind<X>::SCALED, ND, CASE, FAR>(
+			e, s, &slice, warp, pieces);
 	if (!add_up(e, s, &slice, state.x, warp, nr_warps))
 		return false;
 	if (FAR)
-		look_for_first<FORMAT, x_kind<X>::SCALED, ND, FAR>(e, s, &slice, warp, pieces);
+		look_for_first<FORMAT, x_kind<X>::SCALED, ND, CASE, FAR>(
+			e, s, &slice, warp, pieces);
 	place_slices<CASE>(d, s, warp, nr_warps);
 	if (warp == 0)
 		trace_mark(e, 5);
@@ -240,11 +243,11 @@ static __device__ __forceinline__ bool place_next_slice(const struct gpu_dispatc
 		nr_warps * LANES);
 	*slice = find_slice(e, s, slice->number + 1);
 	if (!FAR)
-		look_for_first<FORMAT, x_kind<X>::SCALED, ND, FAR>(e, s, slice, warp, pieces);
+		look_for_first<FORMAT, x_kind<X>::SCALED, ND, CASE, FAR>(e, s, slice, warp, pieces);
 	if (!note_slice<FORMAT, CASE, FAR>(e, s, slice, epoch, warp, nr_warps))
 		return false;
 	if (FAR)
-		look_for_first<FORMAT, x_kind<X>::SCALED, ND, FAR>(e, s, slice, warp, pieces);
+		look_for_first<FORMAT, x_kind<X>::SCALED, ND, CASE, FAR>(e, s, slice, warp, pieces);
 	return true;
 }
 
@@ -292,7 +295,7 @@ static __device__ __forceinline__ void receive_slices(const struct gpu_dispatch 
 	p.drawn = d->helps && own.alone ? s->drawn : NULL;
 	p.i = helps ? next_part(&p) : warp;
 	if (helps)
-		look_for_first<FORMAT, x_kind<X>::SCALED, ND, FAR>(e, s, &slice, p.i, pieces);
+		look_for_first<FORMAT, x_kind<X>::SCALED, ND, CASE, FAR>(e, s, &slice, p.i, pieces);
 #pragma unroll 1
 	while (own.first < own.end) {
 		p.nr = (slice.end - slice.first) * e->by_row_parts.d;

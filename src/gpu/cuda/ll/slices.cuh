@@ -74,23 +74,23 @@ __device__ __forceinline__ void slices_open(const struct slices *s, uint32_t nr_
 
 /* ---- which slices there are ------------------------------------------------------------------ */
 
-template <bool FAR>
+template <int CASE, bool FAR>
 __device__ __forceinline__ const uint8_t *head_of_plan(
 	const struct gpu_exchange *e, uint32_t source)
 {
-	return part_from<FAR>(e, INTERNODE_PLAN, source) + e->window.plans +
+	return part_from<FAR, CASE == GPU_ELASTIC>(e, INTERNODE_PLAN, source) + e->window.plans +
 	       source * e->window.plan_bytes + 7 * 16;
 }
 
 /* By who has found another rank's head broken, before that ends this round here: the warps that
  * send may not have begun, and would then send nothing, so that others would hear of an end and not
  * see its reason. This rank's own plan leaves for itself last. */
-template <bool FAR>
+template <int CASE, bool FAR>
 static __device__ __noinline__ void let_plan_leave(const struct gpu_exchange *e, uint32_t epoch)
 {
 	struct patience patience = {0, 0};
 
-	while (piece_load(head_of_plan<FAR>(e, e->rank)).w != epoch &&
+	while (piece_load(head_of_plan<CASE, FAR>(e, e->rank)).w != epoch &&
 		may_wait(&patience, e, e->rank, e->wait_ns))
 		;
 }
@@ -101,7 +101,7 @@ template <int CASE, bool FAR>
 __device__ __forceinline__ uint32_t await_head(
 	const struct gpu_exchange *e, uint32_t epoch, uint32_t source)
 {
-	const uint8_t *at = head_of_plan<FAR>(e, source);
+	const uint8_t *at = head_of_plan<CASE, FAR>(e, source);
 	struct patience patience = {0, 0};
 	uint2 mine = placed_of<CASE>(e);
 	uint4 head;
@@ -113,9 +113,9 @@ __device__ __forceinline__ uint32_t await_head(
 			return NEVER;
 		}
 	fits = head.z <= e->max_tokens;
-	if (fits && (CASE != GPU_ANY || is_placed_alike(mine, make_uint2(head.x, head.y))))
+	if (fits && (CASE > GPU_ANY || is_placed_alike(mine, make_uint2(head.x, head.y))))
 		return head.z;
-	let_plan_leave<FAR>(e, epoch);
+	let_plan_leave<CASE, FAR>(e, epoch);
 	if (fits)
 		report_broken(e, GPU_BROKEN_PLACED, source, 0, head.x, mine.x, epoch);
 	else
@@ -224,7 +224,7 @@ __device__ __forceinline__ bool take_slice_piece(const struct gpu_exchange *e,
 	uint32_t from = slice->first * e->topk, end = slice->end * e->topk;
 	bool bad = false;
 
-	look_at_plan<FAR>(e, &piece);
+	look_at_plan<CASE, FAR>(e, &piece);
 	while (!__all_sync(
 		ALL_LANES, plan_line_there<FORMAT>(e, epoch, line, nr_tokens, piece.v))) {
 		if (!warp_may_wait(&patience, e, slice->source, e->wait_ns)) {
@@ -233,7 +233,7 @@ __device__ __forceinline__ bool take_slice_piece(const struct gpu_exchange *e,
 					patience.start_ns);
 			return false;
 		}
-		look_at_plan<FAR>(e, &piece);
+		look_at_plan<CASE, FAR>(e, &piece);
 	}
 	const uint32_t v[4] = {piece.v.x, piece.v.y, piece.v.z, piece.v.w};
 

@@ -55,11 +55,12 @@ struct plan_piece {
 	uint4 v;
 };
 
-template <bool FAR>
+template <int CASE, bool FAR>
 __device__ __forceinline__ void look_at_plan(const struct gpu_exchange *e, struct plan_piece *piece)
 {
-	const uint8_t *plan = part_from<FAR>(e, INTERNODE_PLAN, piece->source) + e->window.plans +
-			      piece->source * e->window.plan_bytes;
+	const uint8_t *plan =
+		part_from<FAR, CASE == GPU_ELASTIC>(e, INTERNODE_PLAN, piece->source) +
+		e->window.plans + piece->source * e->window.plan_bytes;
 
 	piece->v = piece_load(plan + (uint64_t)piece->four * 4 * GPU_LINE_BYTES + lane_id() * 16);
 }
@@ -117,7 +118,7 @@ __device__ __forceinline__ bool tokens_are_known(const struct positions *p, uint
 }
 
 /* After a look. NEVER: it did not come in time, or is no plan. */
-template <int FORMAT, bool FAR>
+template <int FORMAT, int CASE, bool FAR>
 __device__ __forceinline__ uint32_t await_plan(const struct gpu_exchange *e,
 	const struct positions *p, uint32_t epoch, struct plan_piece *piece)
 {
@@ -139,7 +140,7 @@ __device__ __forceinline__ uint32_t await_plan(const struct gpu_exchange *e,
 											    alone is
 											    missing
 											  */
-			look_at_plan<FAR>(e, piece);
+			look_at_plan<CASE, FAR>(e, piece);
 	}
 	if (lane_id() == 7)
 		report_wait(e, GPU_WAIT_PLAN, piece->source, piece->four, epoch, piece->v.w,
@@ -174,8 +175,7 @@ __device__ __forceinline__ bool note_piece(const struct gpu_exchange *e, const s
 	uint32_t first = piece->four * IDS + lane_id(), end = min(nr_ids, (piece->four + 1) * IDS),
 		 physical[STEPS];
 	const uint32_t v[4] = {piece->v.x, piece->v.y, piece->v.z, piece->v.w};
-	bool bad = CASE != GPU_ANY &&
-		   line_needed<FORMAT>(4 * piece->four + lane_id() / 8, nr_ids) &&
+	bool bad = CASE > GPU_ANY && line_needed<FORMAT>(4 * piece->four + lane_id() / 8, nr_ids) &&
 		   name_no_expert<N>(e, v);
 
 #pragma unroll
@@ -186,7 +186,7 @@ __device__ __forceinline__ bool note_piece(const struct gpu_exchange *e, const s
 #pragma unroll
 	for (uint32_t i = 0; i < STEPS; i++)
 		physical[i] = first + i * LANES < end ? ids[first + i * LANES] : GPU_NO_EXPERT;
-	if (CASE == GPU_ANY) {
+	if (CASE <= GPU_ANY) {
 #pragma unroll
 		for (uint32_t i = 0; i < STEPS; i++)
 			bad |= !is_good_route(e, piece->source,
@@ -207,20 +207,20 @@ template <int FORMAT, int CASE, bool FAR>
 __device__ __forceinline__ bool take_piece(const struct gpu_exchange *e, const struct positions *p,
 	uint32_t epoch, struct plan_piece *piece)
 {
-	uint32_t nr_tokens = await_plan<FORMAT, FAR>(e, p, epoch, piece);
+	uint32_t nr_tokens = await_plan<FORMAT, CASE, FAR>(e, p, epoch, piece);
 
 	if (piece->source == e->nr_ranks - 1 && piece->four == 0)
 		trace_mark(e, 3);
 	if (lane_id() == 0 && piece->four == 0)
 		atomicExch(&p->nr_tokens[piece->source], nr_tokens);
-	if (nr_tokens == NEVER || (CASE == GPU_ANY && !check_placed(e, epoch, piece)))
+	if (nr_tokens == NEVER || (CASE <= GPU_ANY && !check_placed(e, epoch, piece)))
 		return false;
 	if (lane_id() == 0 && piece->four == 0 && piece->source != e->rank)
 		atomicMax(p->most_tokens, nr_tokens);
 	return note_piece<FORMAT, CASE>(e, p, epoch, piece, nr_tokens * e->topk);
 }
 
-template <bool FAR>
+template <int CASE, bool FAR>
 __device__ __forceinline__ struct plan_piece begin_piece(
 	const struct gpu_exchange *e, uint32_t number, uint32_t end)
 {
@@ -228,7 +228,7 @@ __device__ __forceinline__ struct plan_piece begin_piece(
 	struct plan_piece piece = {number - four * e->nr_ranks, four, {}};
 
 	if (number < end)
-		look_at_plan<FAR>(e, &piece);
+		look_at_plan<CASE, FAR>(e, &piece);
 	return piece;
 }
 
@@ -240,13 +240,13 @@ __device__ __forceinline__ void take_fours(const struct gpu_exchange *e, const s
 {
 	/* What did not come from another node may come while it is looked at. */
 	uint32_t nr = good ? e->nr_ranks * end : 0, i = e->nr_ranks * first + warp;
-	struct plan_piece next = begin_piece<FAR>(e, i, nr);
+	struct plan_piece next = begin_piece<CASE, FAR>(e, i, nr);
 
 #pragma unroll 1
 	for (; i < nr && good; i += nr_warps) {
 		struct plan_piece piece = next;
 
-		next = begin_piece<FAR>(e, i + nr_warps, nr);
+		next = begin_piece<CASE, FAR>(e, i + nr_warps, nr);
 		good = take_piece<FORMAT, CASE, FAR>(e, p, epoch, &piece);
 	}
 	if (!good && lane_id() == 0)
