@@ -116,12 +116,16 @@ write_job() {
 
 # start SECONDS SHARED: the machine, until it is switched off. Exit code 123: it has not come up.
 start() {
+	local tsc
+
+	tsc=$("$BUILD/tests/vm/tsc") && tsc=tsc_early_khz=$tsc || tsc=
 	# Of a processor with AVX, which libfabric's libpsm2 takes for granted where the clock seems wrong to it, but
-	# without AVX2, as emulating that takes a quarter more time. The kernel's check of its timer counts ticks against
-	# turns of a loop, which says nothing on a busy host.
+	# without AVX2, as emulating that takes a quarter more time. How fast the clock's counter is the kernel is told: what
+	# it measures on a busy host is wrong by as much as four. Nor does its check of its timer say anything there, which
+	# counts ticks against turns of a loop.
 	"$WITHIN" "$1" -b 120 "$2/up" qemu-system-x86_64 -accel tcg,thread=multi -cpu SandyBridge,-x2apic,-tsc-deadline -smp 2 -m "${TERN_VM_MEMORY:-3G}" -M q35 -nodefaults \
 		-no-user-config -no-reboot -display none -serial "file:$2/console" -kernel "$CACHE/vmlinux" -initrd "$CACHE/initramfs.cpio" \
-		-append "console=ttyS0 panic=-1 mitigations=off no_timer_check tsc=reliable clocksource=tsc" -device isa-debug-exit,iobase=0xf4,iosize=0x04 \
+		-append "console=ttyS0 panic=-1 mitigations=off no_timer_check $tsc tsc=reliable clocksource=tsc" -device isa-debug-exit,iobase=0xf4,iosize=0x04 \
 		-fsdev local,id=host,path=/,security_model=none,readonly=on,multidevs=remap -device virtio-9p-pci,fsdev=host,mount_tag=host \
 		-fsdev local,id=shared,path="$2",security_model=none -device virtio-9p-pci,fsdev=shared,mount_tag=shared </dev/null
 }
@@ -131,7 +135,7 @@ run() {
 
 	[ "${1:-}" = -t ] && seconds=$2 && shift 2
 	(prepare) || exit $?
-	make -s BUILD="$BUILD" "$WITHIN" || exit 1
+	make -s BUILD="$BUILD" "$WITHIN" "$BUILD/tests/vm/tsc" || exit 1
 	shared=$(mktemp -d)
 	write_job "$shared" "$@"
 	# A kernel under emulation now and then stops before its first process runs. Nothing has been tested then.

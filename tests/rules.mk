@@ -76,6 +76,11 @@ $(BUILD)/tests/within: tests/within.c
 	@echo '  CC   $@'
 	$(Q)$(CC) -O2 -Wall -Wextra -D_GNU_SOURCE $< -o $@
 
+$(BUILD)/tests/vm/tsc: tests/vm/tsc.c
+	@mkdir -p $(@D)
+	@echo '  CC   $@'
+	$(Q)$(CC) -O2 -Wall -Wextra -D_GNU_SOURCE $< -o $@
+
 # Put into a program by the loader, beside what it has.
 $(BUILD)/tests/thread.so: $(BUILD)/obj/tests/cli/thread.o
 	@mkdir -p $(@D)
