@@ -67,8 +67,8 @@ static int device_begin(tern_moe *moe, struct device_card *card)
 	struct device *d = moe->device;
 
 	d->windows = calloc(moe->nr_ranks, sizeof(*d->windows));
-	for (int h = 0; h < 2; h++)
-		d->opened[h] = calloc(moe->nr_ranks, sizeof(*d->opened[h]));
+	for (int pane = 0; pane < MOST_PANES; pane++)
+		d->opened[pane] = calloc(moe->nr_ranks, sizeof(*d->opened[pane]));
 	d->streams = calloc(c->nr_slots, sizeof(*d->streams));
 	d->counters = device_counters_create(moe);
 	d->since = device_counters_create(moe);
@@ -155,10 +155,10 @@ static int create_window(tern_moe *moe, const struct device_card *cards)
 	d->nr_panes = by_fd && moe->config.elastic && moe->config.mode == TERN_LOW_LATENCY ? 2 : 1;
 	d->pane_bytes = d->nr_panes > 1 ? align_up(d->layout.window_bytes, PANE_UNIT) : 0;
 	d->window[0].by_fd = by_fd;
-	for (uint32_t h = 0; h < d->nr_panes && !rc; h++) {
-		lay_pane(d, &d->window[h], h, d->window[0].base);
-		d->window[h].bytes = d->layout.window_bytes;
-		rc = create_pane(moe, cards, &d->window[h]);
+	for (uint32_t pane = 0; pane < d->nr_panes && !rc; pane++) {
+		lay_pane(d, &d->window[pane], pane, d->window[0].base);
+		d->window[pane].bytes = d->layout.window_bytes;
+		rc = create_pane(moe, cards, &d->window[pane]);
 	}
 	return rc;
 }
@@ -245,8 +245,8 @@ static int share_windows(tern_moe *moe, const struct device_card *cards)
 {
 	int rc = 0;
 
-	for (uint32_t h = 0; h < moe->device->nr_panes && !rc; h++)
-		rc = share_pane(moe, cards, h);
+	for (uint32_t pane = 0; pane < moe->device->nr_panes && !rc; pane++)
+		rc = share_pane(moe, cards, pane);
 	return rc;
 }
 
@@ -353,10 +353,10 @@ static void device_close(tern_moe *moe)
 
 	if (!d)
 		return;
-	for (int h = 1; h >= 0; h--)
-		for (uint32_t r = 0; d->opened[h] && r < moe->nr_ranks; r++)
-			if (d->opened[h][r].base)
-				d->ops->window_close(&d->opened[h][r]);
+	for (int pane = MOST_PANES - 1; pane >= 0; pane--)
+		for (uint32_t r = 0; d->opened[pane] && r < moe->nr_ranks; r++)
+			if (d->opened[pane][r].base)
+				d->ops->window_close(&d->opened[pane][r]);
 	if (d->exchange)
 		d->ops->exchange_close(d->exchange);
 	device_plans_close(d);
@@ -365,12 +365,12 @@ static void device_close(tern_moe *moe)
 	device_internode_close(moe, d->internode);
 	tern_engine_destroy(d->engine);
 	/* Else a peer's late store would end that peer's process. */
-	for (int h = 1; h >= 0 && !d->busy; h--)
-		if (d->window[h].base)
-			d->ops->window_close(&d->window[h]);
+	for (int pane = MOST_PANES - 1; pane >= 0 && !d->busy; pane--)
+		if (d->window[pane].base)
+			d->ops->window_close(&d->window[pane]);
 	free(d->windows);
-	free(d->opened[0]);
-	free(d->opened[1]);
+	for (int pane = 0; pane < MOST_PANES; pane++)
+		free(d->opened[pane]);
 	free(d->streams);
 	free(d->counters);
 	free(d->since);

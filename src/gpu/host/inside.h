@@ -33,6 +33,8 @@ struct device_card {
 	uint64_t address, bytes;
 };
 
+#define MOST_PANES 2
+
 struct device {
 	const struct device_ops *ops;
 	struct device_exchange *exchange;
@@ -40,12 +42,13 @@ struct device {
 	enum gpu_format format;     /* that all links bear */
 	struct tern_engine *engine; /* the exchange's own, where devices of a node do not reach each
 				       other and the group has none; else NULL */
-	struct device_internode *internode; /* NULL: no rank is on another node */
-	void **windows;                     /* [R] as mapped here; NULL: on another node */
-	uint32_t nr_panes;                  /* of a window, each with memory of its own */
-	uint64_t pane_bytes;                /* from one to the next */
-	struct device_window *opened[2];    /* [panes][R] of other processes; base NULL: none */
-	struct device_window window[2];     /* [panes] this rank's */
+	struct device_internode *internode;       /* NULL: no rank is on another node */
+	void **windows;                           /* [R] as mapped here; NULL: on another node */
+	uint32_t nr_panes;                        /* of a window, each with memory of its own */
+	uint64_t pane_bytes;                      /* from one to the next */
+	struct device_window *opened[MOST_PANES]; /* [panes][R] of other processes; base NULL: none
+						   */
+	struct device_window window[MOST_PANES];  /* [panes] this rank's */
 	_Atomic uint64_t *board; /* [R][R] leave words of this node's ranks, a row for each that
 				    looks; host/leave_status.c */
 	void *board_there; /* this rank's row as the device finds it; NULL: it does not know it */
