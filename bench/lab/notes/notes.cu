@@ -87,7 +87,7 @@ static __device__ bool take_own(
 	constexpr uint32_t OWN = SOURCES / SIZE;
 	struct plan_piece piece = {i % OWN * SIZE + me, i / OWN, {}};
 
-	look_at_plan<false>(e, &piece);
+	look_at_plan<GPU_PLAIN, false>(e, &piece);
 	return take_piece<GPU_FLAG128, GPU_PLAIN, false>(e, p, EPOCH, &piece);
 }
 #endif
