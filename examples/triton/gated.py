@@ -211,7 +211,7 @@ def main() -> None:
         hidden=options.hidden, nr_experts=options.experts, topk=options.topk, max_tokens=options.tokens, gate_rows=TILE_ROWS,
         mode=tern_ep.Mode.LOW_LATENCY, device=tern_ep.Device.CUDA, x_dtype=bf16, dispatch_dtype=bf16, combine_dtype=bf16,
     )  # fmt: skip
-    with tern_ep.Group.from_torch() as group, tern_ep.Exchange(group, config) as moe:
+    with tern_ep.Group.from_torch() as group, tern_ep.Exchange(group, config, arrays="torch") as moe:
         one = Round(moe, options, device, group.rank)
         if options.check:
             worst = torch.tensor([check(one, options)], device=device)
