@@ -355,7 +355,7 @@ stage_python() {
 	grep -h ' rounds, ' "$LOGS/python-engines.log" 2>/dev/null | sed 's/^/   /'
 }
 
-for function in verify generate same_text near_logits measure beside_nccl with_library under summaries without_fault has_sanitizer sanitize planted compiled_calls tests_of_python deep_ep_of_python engines_of_python models_of_python from_wheels wheels_of_python calls_of_python gated_of_python deep_ep_calls_of_python; do export -f "${function?}"; done
+for function in $(compgen -A function); do export -f "${function?}"; done # steps run in a shell of their own
 export BUILD LOGS LIBS PLANTED gpus LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}
 export TERN_CUDA_LIBRARY=${TERN_CUDA_LIBRARY:-$BUILD/libtern_cuda.so} # not all programs lie beside it
 [ "$gpus" -gt 0 ] || { echo "skip: no GPUs here"; exit 77; }
