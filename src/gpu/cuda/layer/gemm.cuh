@@ -167,17 +167,56 @@ static __device__ void multiply(const struct layer_args *args, struct shared_mem
 	}
 }
 
+/* A warpgroup's 64 rows of a block of k, as its products have them in registers. */
+static __device__ void take_rows(
+	const struct shared_memory *mine, uint32_t stage, const struct seat *seat, uint32_t (*a)[4])
+{
+	uint32_t row = seat->lane % 16, piece = seat->lane / 16;
+	uint32_t at = shared_address(
+		mine->rows[stage] + (seat->group * 64 + seat->warp % 4 * 16 + row) * 128);
+
+#pragma unroll
+	for (int i = 0; i < 4; i++)
+		load_matrices(a[i], at + ((2 * i + piece) ^ row % 8) * 16);
+}
+
+static __device__ void multiply_quarter(float *d, const uint32_t (*a)[4],
+	const struct shared_memory *mine, uint32_t stage, int quarter)
+{
+	uint32_t b = operand_at(mine->weights[stage] + quarter * (HALF_BYTES / 2));
+
+	wgmma_begin();
+#pragma unroll
+	for (int i = 0; i < 4; i++)
+		wgmma_of_registers(d, a[i], b + 2 * i, i);
+	wgmma_commit();
+}
+
+static __device__ void promote_quarter(float *acc, float *d, float s0, float s1)
+{
+#pragma unroll
+	for (int j = 0; j < 8; j++) {
+		acc[4 * j] += d[4 * j] * s0;
+		acc[4 * j + 1] += d[4 * j + 1] * s0;
+		acc[4 * j + 2] += d[4 * j + 2] * s1;
+		acc[4 * j + 3] += d[4 * j + 3] * s1;
+	}
+}
+
 /* The same with the operands' sides changed: 64 rows of each group x 128 outputs of each half, for
- * tiles of many rows. A thread then has two rows, and so two scales, where it had two of each 8. */
+ * tiles of many rows. A quarter of the outputs is multiplied while the one before is promoted. */
 static __device__ void multiply_wide(const struct layer_args *args, struct shared_memory *mine,
 	const struct tile *tile, const struct seat *seat, struct place *place,
 	struct weights_scales *weights_scales, float (*acc)[64], uint64_t *waited)
 {
 	uint32_t row = seat->group * 64 + seat->warp % 4 * 16 + seat->lane / 4;
-	float d[64];
+	uint32_t a[4][4];
+	float d[2][32], last0 = 0, last1 = 0;
 
+#pragma unroll
+	for (int i = 0; i < 32; i++)
+		d[1][i] = 0;
 	for (uint32_t k = 0; k < args->k_blocks; k++, go_on(place)) {
-		uint32_t a = operand_at(mine->rows[place->stage] + seat->group * 64 * 128);
 		float of_weights[2];
 
 		take_scales(weights_scales, k, args->k_blocks, of_weights);
@@ -186,33 +225,39 @@ static __device__ void multiply_wide(const struct layer_args *args, struct share
 		float scale0 = mine->scales[place->stage][row][k % SCALES_AT_ONCE],
 		      scale1 = mine->scales[place->stage][row + 8][k % SCALES_AT_ONCE];
 
-#pragma unroll
-		for (int half = 0; half < 2; half++) {
-			uint32_t b = operand_at(mine->weights[place->stage] + half * HALF_BYTES);
-			float s0 = scale0 * of_weights[half], s1 = scale1 * of_weights[half];
-
-			hold_registers(d);
-			wgmma_begin();
-#pragma unroll
-			for (int i = 0; i < 4; i++)
-				wgmma<__nv_fp8_e4m3, 128>(d, a + 2 * i, b + 2 * i, i);
-			wgmma_commit();
-			wgmma_wait<0>();
-			hold_registers(d);
-			if (half == 1) {
-				__syncwarp();
-				if (seat->lane == 0)
-					barrier_arrive(&mine->empty[place->stage]);
-			}
-#pragma unroll
-			for (int j = 0; j < 16; j++) {
-				acc[half][4 * j] += d[4 * j] * s0;
-				acc[half][4 * j + 1] += d[4 * j + 1] * s0;
-				acc[half][4 * j + 2] += d[4 * j + 2] * s1;
-				acc[half][4 * j + 3] += d[4 * j + 3] * s1;
-			}
-		}
+		wgmma_wait<0>();
+		hold_registers(d[1]);
+		__syncwarp();
+		if (k && seat->lane == 0)
+			barrier_arrive(&mine->empty[(place->stage - 1) % STAGES]);
+		take_rows(mine, place->stage, seat, a);
+		multiply_quarter(d[0], a, mine, place->stage, 0);
+		promote_quarter(acc[1] + 32, d[1], last0, last1);
+		hold_registers(d[1]);
+		multiply_quarter(d[1], a, mine, place->stage, 1);
+		wgmma_wait<1>();
+		hold_registers(d[0]);
+		promote_quarter(acc[0], d[0], scale0 * of_weights[0], scale1 * of_weights[0]);
+		hold_registers(d[0]);
+		multiply_quarter(d[0], a, mine, place->stage, 2);
+		wgmma_wait<1>();
+		hold_registers(d[1]);
+		promote_quarter(acc[0] + 32, d[1], scale0 * of_weights[0], scale1 * of_weights[0]);
+		hold_registers(d[1]);
+		last0 = scale0 * of_weights[1];
+		last1 = scale1 * of_weights[1];
+		multiply_quarter(d[1], a, mine, place->stage, 3);
+		wgmma_wait<1>();
+		hold_registers(d[0]);
+		promote_quarter(acc[1], d[0], last0, last1);
+		hold_registers(d[0]);
 	}
+	wgmma_wait<0>();
+	hold_registers(d[1]);
+	promote_quarter(acc[1] + 32, d[1], last0, last1);
+	__syncwarp();
+	if (seat->lane == 0)
+		barrier_arrive(&mine->empty[(place->stage - 1) % STAGES]);
 }
 
 template <int N>
@@ -303,10 +348,12 @@ static __device__ void compute(const struct layer_args *args, struct shared_memo
 		case 3:
 			compute_tile<T, WHICH, 64>(args, mine, &tile, &seat, &place, &waited);
 			break;
-		case 4: /* fp8: as 128 */
-			compute_tile<T, WHICH, sizeof(T) == 1 ? 128 : 96>(
-				args, mine, &tile, &seat, &place, &waited);
-			break;
+		case 4:
+			if constexpr (sizeof(T) == 2) {
+				compute_tile<T, WHICH, 96>(
+					args, mine, &tile, &seat, &place, &waited);
+				break;
+			} /* fp8: as 128 */
 		default:
 			compute_tile<T, WHICH, 128>(args, mine, &tile, &seat, &place, &waited);
 		}

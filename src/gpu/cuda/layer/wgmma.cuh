@@ -135,6 +135,16 @@ static __device__ uint32_t operand_at(const void *p)
 	return (shared_address(p) >> 4 & 0x3fff) | 1 << 16;
 }
 
+/* Four 8 x 8 matrices of 16 bits, of which lanes 8 * i to 8 * i + 7 give the rows of number i: lane
+ * t gets 4 bytes of row t / 4 of each. */
+static __device__ void load_matrices(uint32_t *to, uint32_t at)
+{
+	asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+		     : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+		     : "r"(at)
+		     : "memory");
+}
+
 #define OPERAND_HIGH "0x40000040"
 
 /* wgmma<T, N>(d, a, b, add): d [64][N] = a [64][32 bytes] x b [N][32 bytes] transposed, plus d if
@@ -177,6 +187,18 @@ WGMMA(32, R16_0, "%16", "%17", "%18", D16(0))
 WGMMA(64, R16_0 "," R16_1, "%32", "%33", "%34", D16(0), D16(16))
 WGMMA(96, R16_0 "," R16_1 "," R16_2, "%48", "%49", "%50", D16(0), D16(16), D16(32))
 WGMMA(128, R16_0 "," R16_1 "," R16_2 "," R16_3, "%64", "%65", "%66", D16(0), D16(16), D16(32), D16(48))
+/* The same with a, 64 rows of 32 bytes, in registers: thread t has of rows 16 * (t / 32) + t % 32 / 4
+ * (+ 8) the bytes 4 * (t % 4) (+ 16) on, a[(+ 8) + 2 * (+ 16)]. */
+static __device__ __forceinline__ void wgmma_of_registers(
+	float *d, const uint32_t *a, uint32_t b, int add)
+{
+	asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+		     ".reg .b64 b;\nmov.b64 b, {%36, " OPERAND_HIGH "};\n"
+		     "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 "
+		     "{" R16_0 "," R16_1 "}, {%32, %33, %34, %35}, b, p, 1, 1;\n}"
+		     : D16(0), D16(16)
+		     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(add));
+}
 #undef R16_3
 #undef R16_2
 #undef R16_1
