@@ -132,8 +132,9 @@ class Results:
         self.shown.copy_((self.into_scales.view(nr_local, positions, -1).to(torch.int32) << 23).view(torch.float32))
 
 
-_MOST_KEPT = 1 << 29
-"""Bytes of rows that a slot keeps; more are made anew each time, and belong to the caller alone."""
+_MOST_KEPT = 1 << 32
+"""Bytes of rows that a slot keeps; more are made anew each time, and belong to the caller alone. Up to 1024 tokens of 256 experts, what V1's own
+buffer takes of memory for each of its halves."""
 
 
 class Lane:

@@ -19,8 +19,10 @@ from ..exchange import Exchange
 from .exchanges import TENSORS
 from .streams import Call
 
-_SHOWN = 3
-_MOST_BYTES = 1 << 30
+_SHOWN = 5
+"""A dispatch and one by its handle, which training has in each layer: rows of both are held, and what was before them is known to be free
+only when ranks have told each other, which the second dispatch does not."""
+_MOST_BYTES = 1 << 31
 """Of rows, and of results that come home, in the slots that are handed out."""
 _HOST, _CUDA = 1, 2
 # DLPack's code and bits.
