@@ -356,10 +356,15 @@ static __device__ __forceinline__ void place_rows(const struct gpu_dispatch *d,
 	if (blockIdx.x == gridDim.x - 1 && warp == 0)
 		count_rows(&d->exchange, p);
 	warps_sync(nr_warps * LANES);
-	if (GATED && is_gate_warp(warp, nr_warps))
-		gate_publish(d, p, gate_round);
-	if (GATED && warp == nr_warps - 1)
-		gate_fill(d, p);
+	if (GATED && warp == nr_warps - 1) {
+		auto rows_of = [&](uint32_t local) {
+			return rows_of_expert(&d->exchange, p, local);
+		};
+
+		if (is_gate_warp(warp, nr_warps)) /* behind the barrier: the counts are stored */
+			gate_publish(d, rows_of, gate_round);
+		gate_fill(d, rows_of);
+	}
 	if (warp == 0)
 		trace_mark(&d->exchange, 5);
 }

@@ -22,7 +22,6 @@
 #define TERN_GPU_CUDA_LL_GATE_CUH
 
 #include "gpu/cuda/common/wait.cuh"
-#include "gpu/cuda/ll/positions.cuh"
 
 #define GATE_UNCOUNTED 4 /* segments that a warp may store before it counts them */
 
@@ -50,17 +49,17 @@ static __device__ __forceinline__ uint32_t tile_of(
 	return local * g->tiles + (row >> g->row_bits);
 }
 
-/* By the last warp of each block that receives, when positions are known: what is missing of tiles,
- * block after block a part. */
-static __device__ __forceinline__ void gate_fill(
-	const struct gpu_dispatch *d, const struct positions *p)
+/* By the last warp of each block that receives: what is missing of tiles, block after block a part.
+ * rows_of: a local expert's. */
+template <class Rows>
+static __device__ __forceinline__ void gate_fill(const struct gpu_dispatch *d, const Rows &rows_of)
 {
 	const struct gpu_gate *g = &d->gate;
 	uint32_t nr = d->exchange.nr_local * g->tiles, rows = 1u << g->row_bits;
 
 	for (uint32_t i = blockIdx.x * LANES + lane_id(); i < nr; i += gridDim.x * LANES) {
 		uint32_t local = i / g->tiles, first = (i - local * g->tiles) * rows,
-			 count = rows_of_expert(&d->exchange, p, local),
+			 count = rows_of(local),
 			 there = count > first ? min(count - first, rows) : 0;
 
 		if (there < rows)
@@ -69,14 +68,15 @@ static __device__ __forceinline__ void gate_fill(
 	__syncwarp();
 }
 
-/* By the gate's warp, behind the barrier behind which the counts are stored. */
+/* By the gate's warp, to which the counts are there. */
+template <class Rows>
 static __device__ __forceinline__ void gate_publish(
-	const struct gpu_dispatch *d, const struct positions *p, uint32_t round)
+	const struct gpu_dispatch *d, const Rows &rows_of, uint32_t round)
 {
 	const struct gpu_gate *g = &d->gate;
 
 	for (uint32_t local = lane_id(); local < d->exchange.nr_local; local += LANES) {
-		uint32_t count = rows_of_expert(&d->exchange, p, local);
+		uint32_t count = rows_of(local);
 
 		for (uint32_t first = 0; first < count; first += 1u << g->row_bits)
 			word_store(&g->done[tile_of(g, local, first)], 0);
