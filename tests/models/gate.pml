@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Gates (src/gpu/cuda/ll/gate.cuh, include/tern_device.cuh): kernels of one rank that read rows while the dispatch still brings others, and a combine that takes y while it is made.
+ * Gates (src/gpu/cuda/common/gate.cuh, include/tern_device.cuh): kernels of one rank that read rows while the dispatch still brings others, and a combine that takes y while it is made.
  *
  *   dispatch   two warps that each store a row, if it comes, and count it; who publishes how many there are, and zeroes the marks of y before; and who adds what is missing of a whole tile, at any
  *              time

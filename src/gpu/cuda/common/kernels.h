@@ -85,7 +85,7 @@ enum gpu_roles {
 	GPU_RECEIVE = 2
 };
 
-/* Words by which others learn how far a round has come: ll/gate.cuh. */
+/* Words by which others learn how far a round has come: common/gate.cuh. */
 enum gpu_gate_words {
 	GPU_GATE_ROUND,   /* rounds that have begun */
 	GPU_GATE_COUNTED, /* of which this one's counts are there */

@@ -18,8 +18,8 @@
  * round and tells the counts; other warps count what they have stored when they have no more to
  * store.
  */
-#ifndef TERN_GPU_CUDA_LL_GATE_CUH
-#define TERN_GPU_CUDA_LL_GATE_CUH
+#ifndef TERN_GPU_CUDA_COMMON_GATE_CUH
+#define TERN_GPU_CUDA_COMMON_GATE_CUH
 
 #include "gpu/cuda/common/wait.cuh"
 
