@@ -330,7 +330,7 @@ const struct option_row bench_flags[] = {
 		.argument = "N",
 		NUMBER(job.config.gate_rows, 0, 128),
 		.help = "make an exchange whose rows kernels may read while others still come, in "
-			"tiles of 64 or 128; low latency on GPUs (default #: none)"},
+			"tiles of 64 or 128; on GPUs of one node (default #: none)"},
 	{.name = "overlap",
 		.argument = "US",
 		.set = set_numbers,

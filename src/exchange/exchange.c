@@ -85,12 +85,11 @@ static int check_choices(const struct tern_moe_config *c)
 	if (c->gate_rows && c->gate_rows != 64 && c->gate_rows != 128)
 		return fail(TERN_ERR_INVALID, "gate_rows is %u; 0, 64 and 128 are possible",
 			c->gate_rows);
-	if (c->gate_rows && (!c->device || c->mode != TERN_LOW_LATENCY ||
-				    c->layout == TERN_BY_SOURCE || c->elastic))
+	if (c->gate_rows && (!c->device || c->layout == TERN_BY_SOURCE || c->elastic))
 		return fail(TERN_ERR_INVALID,
-			"gate_rows is %u; it is for devices, in low-latency mode, for rows by "
-			"expert, and not elastic",
-			c->gate_rows);
+			"gate_rows is %u with device %u, layout %d, elastic %u; gates are for "
+			"devices, for rows by expert, and not elastic",
+			c->gate_rows, c->device, (int)c->layout, c->elastic);
 	if (c->caller_output && !c->device)
 		return fail(TERN_ERR_INVALID, "caller_output is for devices");
 	if (c->mode == TERN_LOW_LATENCY && c->capacity)

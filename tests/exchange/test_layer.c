@@ -381,7 +381,7 @@ static void refuses_gates(void **state)
 	config.gate_rows = 32;
 	says(tern_moe_create(group, &config, &other), TERN_ERR_INVALID, "gate_rows is 32; 0, 64");
 	config.gate_rows = 64;
-	says(tern_moe_create(group, &config, &other), TERN_ERR_INVALID, "it is for devices");
+	says(tern_moe_create(group, &config, &other), TERN_ERR_INVALID, "gates are for devices");
 	assert_null(other);
 	tern_moe_destroy(moe);
 	tern_group_destroy(group);

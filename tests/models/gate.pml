@@ -4,6 +4,8 @@
  *
  *   dispatch   two warps that each store a row, if it comes, and count it; who publishes how many there are, and zeroes the marks of y before; and who adds what is missing of a whole tile, at any
  *              time
+ *              HIGH=1, high throughput: a row is awaited by its head, which its sender stores behind it; row 1 is a further place of row 0's, copied here, which takes its time; counts are
+ *              the plan's, which has ended before the round begins
  *   reader     may run from when the dispatch has begun its round; waits for counts and for the tile; ends behind a wait for the dispatch's end
  *   maker      may run from when the reader has begun; waits for the reader's end, lets the combine start, stores y and marks its tile
  *   ending     a gated combine; or a release, behind the maker's end; then the next round
@@ -39,6 +41,48 @@ inline publish(r)
 	counted = r;
 #endif
 }
+
+#ifdef HIGH
+byte head, copied;         /* rounds of which row 0 has come, and has been copied to row 1 */
+
+proctype sender(byte r)
+{
+#ifdef BREAK_HEAD_FIRST
+	head = r;
+	row[0] = r;
+#else
+	row[0] = r;
+	head = r;
+#endif
+}
+
+proctype copy(byte r)
+{
+	row[1] = row[0];
+	copied = r;
+}
+
+/* Either place is counted when it is there; row 0 may be counted with row 1. */
+proctype receiver(byte r)
+{
+	if
+	:: nr[r] > 0 ->
+		run sender(r);
+		head == r;
+		if
+		:: nr[r] == 2 ->
+			run copy(r);
+#ifndef BREAK_COUNTED_UNDER_WAY
+			copied == r;
+#endif
+		:: else
+		fi;
+		ready = ready + nr[r];
+	:: else
+	fi;
+	warps[r] = warps[r] + 2;
+}
+#endif
 
 proctype warp(byte r; byte i)
 {
@@ -88,8 +132,12 @@ active proctype dispatch()
 		round = r;
 		begun = r;
 #endif
+#ifdef HIGH
+		run receiver(r);
+#else
 		run warp(r, 0);
 		run warp(r, 1);
+#endif
 		run filler(r);
 		publish(r);
 		warps[r] == 3;

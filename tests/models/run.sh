@@ -350,6 +350,11 @@ for broken in COUNTED_EARLY NOT_WAITED COUNTED_FIRST MARKS_KEPT MARKED_FIRST LET
 	expect asserts gate -DBREAK_$broken
 done
 expect hangs gate -DBREAK_NOTHING_ADDED
+expect holds gate -DHIGH
+for broken in HEAD_FIRST COUNTED_UNDER_WAY NOT_WAITED COUNTED_FIRST; do
+	expect asserts gate -DHIGH -DBREAK_$broken
+done
+expect hangs gate -DHIGH -DBREAK_NOTHING_ADDED
 
 # GPUs: rows that leave before places are known
 expect holds early

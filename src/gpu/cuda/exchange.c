@@ -125,7 +125,7 @@ static void make_dispatch(
 		return;
 	d->gate = (struct gpu_gate){.row_bits = (uint32_t)__builtin_ctz(c->gate_rows),
 		.tiles = l->gate_tiles,
-		.parts = l->row.nr_segments,
+		.parts = c->mode == TERN_HIGH_THROUGHPUT ? 1 : l->row.nr_segments,
 		.words = (uint32_t *)(s->memory + l->gate_words),
 		.ready = (uint32_t *)(s->memory + l->gate_ready),
 		.done = (uint32_t *)(s->memory + l->gate_done),

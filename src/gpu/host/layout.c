@@ -42,13 +42,14 @@ static void lay_out_gates(struct device_layout *d, const struct tern_moe_config 
 	const struct layout *l, uint64_t *end)
 {
 	uint64_t rows = (uint64_t)l->nr_ranks * c->max_tokens, words;
+	bool low = c->mode == TERN_LOW_LATENCY;
 
 	d->gate_tiles = c->gate_rows ? (uint32_t)((rows + c->gate_rows - 1) / c->gate_rows) : 0;
 	words = (uint64_t)d->gate_tiles * l->max_local * sizeof(uint32_t);
 	d->gate_words = take(end, c->gate_rows ? 2 * sizeof(uint32_t) : 0);
 	d->gate_ready = take(end, words);
 	d->gate_done = take(end, words);
-	d->route_tiles = take(end, c->gate_rows ? rows * c->topk * sizeof(uint32_t) : 0);
+	d->route_tiles = take(end, c->gate_rows && low ? rows * c->topk * sizeof(uint32_t) : 0);
 }
 
 static void lay_out_slot(
@@ -215,11 +216,15 @@ int device_layout_init(struct device_layout *d, const struct tern_moe_config *c,
 			c->late_weights);
 	if (c->gate_rows && (internode || format != GPU_FLAG128))
 		return fail(TERN_ERR_UNSUPPORTED,
-			"gate_rows is %u; gates are for ranks of one node, over NVLink",
-			c->gate_rows);
+			"gate_rows is %u with %u ranks, %s; gates are for ranks of one node, over "
+			"NVLink",
+			c->gate_rows, l->nr_ranks,
+			internode ? "some on other nodes" : "some without NVLink");
 	if (c->gate_rows && c->x_dtype != c->dispatch_dtype && c->x_dtype != TERN_BF16)
 		return fail(TERN_ERR_UNSUPPORTED,
-			"gate_rows is %u; gates are for x of BF16, or as it travels", c->gate_rows);
+			"gate_rows is %u with x_dtype %d, dispatch_dtype %d; gates are for x of "
+			"BF16, %d, or as it travels",
+			c->gate_rows, (int)c->x_dtype, (int)c->dispatch_dtype, (int)TERN_BF16);
 	lay_out_slot(d, c, l);
 	rc = low ? lay_out_low_latency(d, c, l, internode)
 		 : lay_out_high_throughput(d, c, l, internode);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Kernels behind gates: rows are copied as soon as their tile is said to be whole, and y is taken
- * home tile by tile while it is made. On emulated GPUs every step follows from a seed, and with a
- * mistake made on purpose some seed has to fail; on real ones each rank's thread makes its calls.
+/* Kernels behind gates: rows are copied as soon as their tile is said to be whole, and, in low
+ * latency, y is taken home tile by tile while it is made. Even seeds are high throughput's, where
+ * rounds may be over their capacity, too. On emulated GPUs every step follows from a seed, and with
+ * a mistake made on purpose some seed has to fail; on real ones each rank's thread makes its calls.
  * TERN_TEST_SEED, TERN_TEST_CASES, TERN_TEST_ROUNDS as in test_schedules. */
 #include <stdio.h>
 #include <string.h>
@@ -28,6 +29,7 @@ struct run {
 	uint64_t seed;
 	enum gate_mistake broken;
 	bool wrong; /* as it has to be where there is a mistake: rows, sums, or a wait for a tile */
+	uint32_t abandoned; /* ranks that were told so of this round */
 	struct device_rounds rounds[MOST_RANKS];
 	struct ranks_rows rows[MOST_RANKS];
 };
@@ -56,14 +58,26 @@ static void free_rows(struct run *run, uint32_t rank)
 			run->rounds[rank].ops->memory_free(all[i]);
 }
 
+/* The same on all ranks. */
+static struct device_manner manner_of(const struct run *run, uint64_t round)
+{
+	uint64_t state = hash2(run->seed, 0x6d616e6e + round);
+
+	return (struct device_manner){.graphs = true,
+		.apart = random_below(&state, 4) == 0,
+		.release = !run->broken && random_below(&state, 4) == 0};
+}
+
 /* All that goes onto a rank's stream in a round. */
 static int put_round(struct run *run, uint32_t rank, uint64_t round)
 {
 	struct device_rounds *r = &run->rounds[rank];
 	struct device_lane *lane = &r->lanes[0];
 	struct ranks_rows *rows = &run->rows[rank];
-	struct device_manner plain = {.graphs = true};
-	struct tern_combine combine = {.size = sizeof(combine), .y = rows->y, .gated = 1};
+	struct device_manner manner = manner_of(run, round);
+	struct tern_combine combine = {.size = sizeof(combine),
+		.y = rows->y,
+		.gated = run->job->config.mode == TERN_LOW_LATENCY};
 	struct gate_consumer c = {.gate = {.size = sizeof(c.gate)},
 		.x_bytes = job_received_bytes(run->job),
 		.scales_bytes = job_received_scales_bytes(run->job),
@@ -84,10 +98,12 @@ static int put_round(struct run *run, uint32_t rank, uint64_t round)
 	rc = rc ? rc
 		: device_passed_on(r, r->ops->fill(rows->y, 0x5a, rows->y_bytes, lane->stream));
 	rc = rc ? rc : tern_moe_gate(r->moe, 0, &c.gate);
-	rc = rc ? rc : device_put_dispatch(r, 0, &plain, job_nr_tokens(run->job, round, r->rank));
+	rc = rc ? rc : device_put_dispatch(r, 0, &manner, job_nr_tokens(run->job, round, r->rank));
 	c.x = lane->received.x;
 	c.scales = lane->received.scales;
 	rc = rc ? rc : device_passed_on(r, r->ops->consume(&c, lane->stream));
+	if (manner.release)
+		return rc ? rc : tern_release(r->moe, 0);
 	return rc ? rc : tern_combine(r->moe, &combine, lane->out, 0);
 }
 
@@ -96,14 +112,19 @@ static int verify_round(struct run *run, uint32_t rank, uint64_t round)
 {
 	struct device_rounds *r = &run->rounds[rank];
 	struct device_lane *lane = &r->lanes[0];
-	struct device_manner plain = {.graphs = true};
+	struct device_manner manner = manner_of(run, round);
 	uint64_t extent;
 	int rc = device_passed_on(r, r->ops->stream_wait(lane->stream));
 
+	rc = rc ? rc : tern_moe_status(r->moe);
+	if (rc == TERN_ERR_CAPACITY && run->job->config.capacity) {
+		run->abandoned++;
+		return 0;
+	}
 	lane->received.x = run->rows[rank].seen_x;
 	lane->received.scales = run->rows[rank].scales_bytes ? run->rows[rank].seen_scales : NULL;
 	rc = rc ? rc : device_verify_rows(r, 0, round, &extent);
-	return rc ? rc : device_verify_results(r, 0, round, &plain);
+	return rc ? rc : device_verify_results(r, 0, round, &manner);
 }
 
 /* Or for results that wait for one: whichever wait expires first is told. */
@@ -120,7 +141,8 @@ static void drive(struct rank *rank, void *ctx)
 	uint32_t nr_ranks = run->job->nr_ranks;
 
 	seeded.reseed(run->seed);
-	for (uint64_t round = 0; round < nr; round++)
+	for (uint64_t round = 0; round < nr; round++) {
+		run->abandoned = 0;
 		for (uint32_t i = 0; i < 2 * nr_ranks; i++) {
 			struct device_rounds *r = &run->rounds[i % nr_ranks];
 
@@ -140,6 +162,10 @@ static void drive(struct rank *rank, void *ctx)
 			if (r->difference.nr)
 				return;
 		}
+		if (run->abandoned && run->abandoned < nr_ranks)
+			rank_fails(rank, "round %llu: %u of %u ranks were told that it is empty",
+				(unsigned long long)round, run->abandoned, nr_ranks);
+	}
 }
 
 /* Each rank by itself. */
@@ -183,6 +209,19 @@ static void body(struct rank *rank)
 	device_rounds_close(rounds);
 }
 
+static enum tern_mode mode_of(uint64_t seed)
+{
+	return seed % 2 ? TERN_LOW_LATENCY : TERN_HIGH_THROUGHPUT;
+}
+
+/* Some rounds are over it, or all, or none. */
+static uint64_t draw_capacity(uint64_t *state, const struct tern_moe_config *c)
+{
+	return c->mode == TERN_HIGH_THROUGHPUT && random_below(state, 3) == 0
+		       ? 1 + random_below(state, 2 * c->max_tokens)
+		       : 0;
+}
+
 static void draw_case(uint64_t seed, struct job *job)
 {
 	const struct draw_limits limits = {
@@ -194,7 +233,7 @@ static void draw_case(uint64_t seed, struct job *job)
 	struct tern_moe_config *c = &job->config;
 
 	draw_job(&state, &limits, job);
-	c->mode = TERN_LOW_LATENCY;
+	c->mode = mode_of(seed);
 	c->layout = random_below(&state, 2) ? TERN_CONTIGUOUS : TERN_PADDED;
 	c->alignment = c->layout == TERN_PADDED ? 1 : c->alignment;
 	c->weights = TERN_WEIGHTS_COMBINE;
@@ -205,7 +244,9 @@ static void draw_case(uint64_t seed, struct job *job)
 	c->hidden = 16 * (1 + random_below(&state, 40));
 	c->gate_rows = random_below(&state, 2) ? 64 : 128;
 	c->payload_bytes = 0;
-	c->capacity = 0;
+	c->capacity = draw_capacity(&state, c);
+	if (c->mode == TERN_HIGH_THROUGHPUT && random_below(&state, 4) == 0)
+		c->hidden = 4096; /* in BF16 a row goes in two parts */
 	c->device = TERN_DEVICE_CUDA;
 	c->caller_output = 0;
 	c->wait_ms = 5000; /* of the emulation's time */
@@ -232,13 +273,13 @@ static const char *run_case(uint64_t seed, enum gate_mistake broken, bool *wrong
 	failure = run_ranks((int)job.nr_ranks, body, &run);
 	*wrong = run.wrong;
 	if (failure)
-		printf("seed %llu: %s\n  ranks %u, layout %d, reduce %d, hidden %u, experts %u, "
-		       "topk "
-		       "%u, tokens %u, dtype %d, gate_rows %u\n",
-			(unsigned long long)seed, failure, job.nr_ranks, (int)job.config.layout,
-			(int)job.config.reduce, job.config.hidden, job.config.nr_experts,
-			job.config.topk, job.config.max_tokens, (int)job.config.dispatch_dtype,
-			job.config.gate_rows);
+		printf("seed %llu: %s\n  mode %d, capacity %llu, ranks %u, layout %d, reduce %d, "
+		       "hidden %u, experts %u, topk %u, tokens %u, dtype %d, gate_rows %u\n",
+			(unsigned long long)seed, failure, (int)job.config.mode,
+			(unsigned long long)job.config.capacity, job.nr_ranks,
+			(int)job.config.layout, (int)job.config.reduce, job.config.hidden,
+			job.config.nr_experts, job.config.topk, job.config.max_tokens,
+			(int)job.config.dispatch_dtype, job.config.gate_rows);
 	job_close(&job);
 	return failure;
 }
@@ -251,15 +292,16 @@ static int is_bad(uint64_t seed)
 }
 
 /* Some of a few seeds shows it. */
-static int is_found(const char *name, enum gate_mistake broken)
+static int is_found(const char *name, enum gate_mistake broken, enum tern_mode mode)
 {
 	uint64_t first = devices_setting("TERN_TEST_SEED", 1);
 	bool found = false;
 
-	for (uint64_t seed = first; seed < first + 8 && !found; seed++)
-		if (run_case(seed, broken, &found))
+	for (uint64_t seed = first; seed < first + 16 && !found; seed++)
+		if (mode_of(seed) == mode && run_case(seed, broken, &found))
 			break;
-	printf("%s - finds_%s\n", found ? "ok" : "not ok", name);
+	printf("%s - finds_%s%s\n", found ? "ok" : "not ok", name,
+		mode == TERN_HIGH_THROUGHPUT ? "_in_high_throughput" : "");
 	return !found;
 }
 
@@ -271,7 +313,9 @@ int main(void)
 	by_seed = seeded_open(&seeded, MOST_RANKS);
 	if (!by_seed)
 		return seeded_cases("gates", 30, is_bad);
-	return is_found("rows_not_waited_for", GATE_BLIND) |
-	       is_found("marks_too_early", GATE_HASTY) | is_found("marks_missing", GATE_SILENT) |
-	       seeded_cases("gates", 12, is_bad);
+	return is_found("rows_not_waited_for", GATE_BLIND, TERN_LOW_LATENCY) |
+	       is_found("rows_not_waited_for", GATE_BLIND, TERN_HIGH_THROUGHPUT) |
+	       is_found("marks_too_early", GATE_HASTY, TERN_LOW_LATENCY) |
+	       is_found("marks_missing", GATE_SILENT, TERN_LOW_LATENCY) |
+	       seeded_cases("gates", 16, is_bad);
 }

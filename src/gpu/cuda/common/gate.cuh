@@ -3,20 +3,22 @@
  * has the readers' side).
  *
  *   before (release)                       after (acquire)            so that
- *   gate_begin, before the kernel behind   tern_gate_open             it knows the round
+ *   gate_begin, before the kernel behind   tern_gate_round            it knows the round
  *     may start
  *   gate_publish: counts are stored        tern_counts                counts and offsets are there
- *   gate_count_rows: segments are stored   tern_wait_rows             all rows of a tile are there
+ *   gate_count_rows: rows, or segments     tern_wait_rows             all rows of a tile are there
+ *     of them, are where they belong
  *   tern_tile_done: y is stored            await_tiles                a tile's rows of y are there
  *
- * A tile's word counts segments of rows. Each round adds the same to it, whatever comes: what is
- * missing of a whole tile is added, too. So it is whole when it has reached rounds times that,
- * nothing is cleared, and graphs replay. Marks of y are zeroed before the counts are told, before
- * which nobody has a row to compute.
+ * A tile's word counts what a warp brings by itself: segments of rows in low latency, rows in high
+ * throughput. Each round adds the same to it, whatever comes: what is missing of a whole tile is
+ * added, too. So it is whole when it has reached rounds times that, nothing is cleared, and graphs
+ * replay. Marks of y are zeroed before the counts are told, before which nobody has a row to
+ * compute.
  *
  * No row waits for any of this: the last block's last warp, which has the fewest rows, begins the
  * round and tells the counts; other warps count what they have stored when they have no more to
- * store.
+ * store, or wait for more.
  */
 #ifndef TERN_GPU_CUDA_COMMON_GATE_CUH
 #define TERN_GPU_CUDA_COMMON_GATE_CUH
@@ -43,14 +45,26 @@ static __device__ __forceinline__ uint32_t gate_begin(const struct gpu_gate *g)
 	return before + 1;
 }
 
+/* By all warps of a dispatch, when what came before is there. Returns the round to the gate's warp.
+ */
+template <bool GATED>
+static __device__ __forceinline__ uint32_t let_next_start_at_gate(
+	const struct gpu_dispatch *d, uint32_t warp, uint32_t nr_warps)
+{
+	if (!GATED || !(d->roles & GPU_RECEIVE) || blockIdx.x != gridDim.x - 1)
+		let_next_start();
+	else if (is_gate_warp(warp, nr_warps))
+		return gate_begin(&d->gate);
+	return 0;
+}
+
 static __device__ __forceinline__ uint32_t tile_of(
 	const struct gpu_gate *g, uint32_t local, uint32_t row)
 {
 	return local * g->tiles + (row >> g->row_bits);
 }
 
-/* By the last warp of each block that receives: what is missing of tiles, block after block a part.
- * rows_of: a local expert's. */
+/* What is missing of tiles, block after block a part. rows_of: a local expert's. */
 template <class Rows>
 static __device__ __forceinline__ void gate_fill(const struct gpu_dispatch *d, const Rows &rows_of)
 {
@@ -88,6 +102,16 @@ static __device__ __forceinline__ void gate_publish(
 	__syncwarp();
 }
 
+/* By the last warp of each block that receives. */
+template <class Rows>
+static __device__ __forceinline__ void gate_open(const struct gpu_dispatch *d, const Rows &rows_of,
+	uint32_t warp, uint32_t nr_warps, uint32_t round)
+{
+	if (is_gate_warp(warp, nr_warps))
+		gate_publish(d, rows_of, round);
+	gate_fill(d, rows_of);
+}
+
 /* Segments that a warp has stored and not counted: lane k's tiles of its route's rows. */
 struct gate_stored {
 	uint32_t tiles[GATE_UNCOUNTED]; /* UINT32_MAX: none */
@@ -100,10 +124,19 @@ static __device__ __forceinline__ void gate_nothing_stored(struct gate_stored *s
 		s->tiles[i] = UINT32_MAX;
 }
 
-/* By a warp: what all its lanes have stored comes before what each counts. */
+static __device__ __forceinline__ bool gate_has_stored(const struct gate_stored *s)
+{
+	return __any_sync(ALL_LANES, s->tiles[0] != UINT32_MAX);
+}
+
+/* By a warp: what all its lanes have stored, and what they have seen of others', comes before what
+ * each counts. COPIED: it was stored by copies through shared memory, too. */
+template <bool COPIED = false>
 static __device__ __forceinline__ void gate_count_rows(
 	const struct gpu_gate *g, struct gate_stored *s)
 {
+	if (COPIED)
+		copies_done<0>();
 	__syncwarp();
 	stores_before_here();
 #pragma unroll
@@ -115,11 +148,12 @@ static __device__ __forceinline__ void gate_count_rows(
 }
 
 /* By a warp that has stored a segment: of lane k's route into `tile`, if it went there. */
+template <bool COPIED = false>
 static __device__ __forceinline__ void gate_note_rows(
 	const struct gpu_gate *g, struct gate_stored *s, uint32_t tile)
 {
 	if (__any_sync(ALL_LANES, s->tiles[GATE_UNCOUNTED - 1] != UINT32_MAX))
-		gate_count_rows(g, s);
+		gate_count_rows<COPIED>(g, s);
 #pragma unroll
 	for (uint32_t i = GATE_UNCOUNTED - 1; i > 0; i--)
 		s->tiles[i] = s->tiles[i - 1];

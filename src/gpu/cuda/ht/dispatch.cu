@@ -28,7 +28,8 @@ HOST_DEVICE uint32_t buffers_bytes(const struct gpu_dispatch *d, uint32_t nr_war
 
 namespace tern
 {
-template <int X, int ND>
+/* GATED: others read rows meanwhile. */
+template <int X, int ND, bool GATED = false>
 static __global__ void __launch_bounds__(512, 1) dispatch_ht(
 	const __grid_constant__ struct gpu_dispatch d, const __grid_constant__ struct ht_exchange h,
 	uint32_t send_warps, uint32_t nr_early, uint32_t noted)
@@ -44,7 +45,7 @@ static __global__ void __launch_bounds__(512, 1) dispatch_ht(
 		noted != 0, 0};
 	struct before before = {};
 	struct dispatch_warp w;
-	uint32_t dealt;
+	uint32_t dealt, gate_round;
 
 	if (warp == 0)
 		trace_mark(e, GPU_TRACE_DISPATCH);
@@ -61,7 +62,7 @@ static __global__ void __launch_bounds__(512, 1) dispatch_ht(
 	if (warp < send_warps && number < nr_early)
 		before = send_early<X, ND>(&d, &h, &w, number, dealt);
 	wait_for_previous();
-	let_next_start();
+	gate_round = let_next_start_at_gate<GATED>(&d, warp, nr_warps);
 	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed
 						 */
 	bool abandoned = e->state->abandoned,
@@ -87,7 +88,11 @@ static __global__ void __launch_bounds__(512, 1) dispatch_ht(
 	if (noted && warp < send_warps)
 		stop_notes(&way.notes);
 	if (d.roles & GPU_RECEIVE) {
-		receive_all(&d, &h, &w, state.y, abandoned);
+		if (GATED && warp == nr_warps - 1)
+			gate_open(
+				&d, [&](uint32_t local) { return d.out_counts[local]; }, warp,
+				nr_warps, gate_round);
+		receive_all<GATED>(&d, &h, &w, state.y, abandoned);
 		trace_mark(e, GPU_TRACE_ROWS);
 	}
 }
@@ -98,8 +103,19 @@ static __global__ void __launch_bounds__(512, 1) dispatch_ht(
 typedef void (*dispatch_kernel)(
 	const struct gpu_dispatch, const struct ht_exchange, uint32_t, uint32_t, uint32_t);
 
+/* Of what layers' kernels read. NULL: there is none. */
+static dispatch_kernel choose_gated(const struct gpu_dispatch *d)
+{
+	return d->kind == GPU_X_COPY    ? tern::dispatch_ht<GPU_X_COPY, 4, true>
+	       : d->kind == GPU_X_GIVEN ? tern::dispatch_ht<GPU_X_GIVEN, 2, true>
+	       : d->kind == GPU_X_BF16  ? tern::dispatch_ht<GPU_X_BF16, 2, true>
+					: NULL;
+}
+
 static dispatch_kernel choose(const struct gpu_dispatch *d)
 {
+	if (d->gate.row_bits)
+		return choose_gated(d);
 	switch (d->kind) {
 	case GPU_X_COPY:
 		return tern::dispatch_ht<GPU_X_COPY, 4>;

@@ -4,6 +4,7 @@
 #ifndef TERN_GPU_CUDA_HT_DISPATCH_RECEIVE_CUH
 #define TERN_GPU_CUDA_HT_DISPATCH_RECEIVE_CUH
 
+#include "gpu/cuda/common/gate.cuh"
 #include "gpu/cuda/ht/dispatch_parts.cuh"
 
 /* A part of a row on its way from where it came to, its first place or an early slot, to its other
@@ -13,9 +14,18 @@ struct incoming {
 	uint32_t position, lanes; /* lane k's place; whose are stored to */
 };
 
+/* What a warp has to count, where gates are. */
+struct to_count {
+	uint32_t tile; /* lane k's, all of whose row is there with the part under way; else
+			  UINT32_MAX */
+	struct gate_stored stored;
+};
+
 /* What was fetched last is stored. */
+template <bool GATED>
 static __device__ __forceinline__ void store_copies(const struct gpu_dispatch *d,
-	const struct ht_exchange *h, struct dispatch_warp *w, struct incoming *in)
+	const struct ht_exchange *h, struct dispatch_warp *w, struct incoming *in,
+	struct to_count *count)
 {
 	shared_at buffer;
 
@@ -28,6 +38,9 @@ static __device__ __forceinline__ void store_copies(const struct gpu_dispatch *d
 			__shfl_sync(ALL_LANES, in->position, __ffs(left) - 1), buffer);
 	copies_close();
 	in->lanes = 0;
+	if constexpr (GATED)
+		if (__any_sync(ALL_LANES, count->tile != UINT32_MAX))
+			gate_note_rows<true>(&d->gate, &count->stored, count->tile);
 }
 
 /* Heads are waited for together, as many as a warp's lanes hold: those of neighbouring tokens and
@@ -40,9 +53,10 @@ struct heads {
 };
 
 /* Waits for all of them, and uses the time. */
+template <bool GATED>
 static __device__ __forceinline__ bool await_heads(const struct gpu_dispatch *d,
 	const struct ht_exchange *h, uint32_t epoch, struct heads *all, struct dispatch_warp *w,
-	struct incoming *in)
+	struct incoming *in, struct to_count *count)
 {
 	const struct gpu_exchange *e = &d->exchange;
 	const uint8_t *from = e->windows[e->rank] +
@@ -61,7 +75,10 @@ static __device__ __forceinline__ bool await_heads(const struct gpu_dispatch *d,
 					 those with a head have acquired */
 			return true;
 		}
-		store_copies(d, h, w, in);
+		store_copies<GATED>(d, h, w, in, count);
+		if constexpr (GATED)
+			if (gate_has_stored(&count->stored))
+				gate_count_rows<true>(&d->gate, &count->stored);
 	} while (warp_may_wait(
 		&patience, e, all->head.w == epoch ? e->rank : all->source, e->wait_ns));
 	if (is_to_report(e, all->head.w != epoch, all->source))
@@ -70,10 +87,12 @@ static __device__ __forceinline__ bool await_heads(const struct gpu_dispatch *d,
 	return false;
 }
 
-/* Its parts one after the other; the last one is left under way. */
+/* Its parts one after the other; the last one is left under way. tile: as to_count's. */
+template <bool GATED>
 static __device__ __forceinline__ void copy_row(const struct gpu_dispatch *d,
 	const struct ht_exchange *h, struct dispatch_warp *w, struct ht_rows rows, uint32_t from,
-	uint32_t lanes, uint32_t position, struct incoming *in)
+	uint32_t lanes, uint32_t position, uint32_t tile, struct incoming *in,
+	struct to_count *count)
 {
 	const struct gpu_exchange *e = &d->exchange;
 	const uint8_t *window = e->windows[e->rank],
@@ -95,17 +114,39 @@ static __device__ __forceinline__ void copy_row(const struct gpu_dispatch *d,
 			stream_fetch(
 				&w->stream, w->part_bytes, scales + p.scales_at, p.scales_bytes, 0);
 		stream_fetched(&w->stream, p.bytes + (w->whole_scales ? p.scales_bytes : 0), 0);
-		store_copies(d, h, w, in);
+		store_copies<GATED>(d, h, w, in, count);
 		in->part = p;
 		in->position = position;
 		in->lanes = lanes;
+		if constexpr (GATED)
+			count->tile = number + 1 == w->parts ? tile : UINT32_MAX;
 	}
 }
 
-/* Describes its rows, and begins to copy. */
+/* Where gates are: the tile of this lane's row, UINT32_MAX: none. False: a head leads to a row that
+ * its expert does not have; by the warp. */
+static __device__ __forceinline__ bool find_tile(const struct gpu_dispatch *d, uint32_t epoch,
+	uint32_t source, uint32_t token, uint4 head, uint32_t *tile)
+{
+	bool here = head.x != UINT32_MAX, known = here && head.z != UINT32_MAX;
+	uint32_t first = known ? (uint32_t)d->out_offsets[head.z] : 0,
+		 rows = known ? d->out_counts[head.z] : 0,
+		 bad = __ballot_sync(ALL_LANES, here && head.x - first >= rows),
+		 same = __match_any_sync(ALL_LANES, head.x); /* an expert named twice has one place
+							      */
+
+	*tile = here && is_lowest_of(same) ? tile_of(&d->gate, head.z, head.x - first) : UINT32_MAX;
+	if (bad && lane_id() == __ffs(bad) - 1)
+		report_broken(&d->exchange, GPU_BROKEN_POSITION, source, token, head.x,
+			first + rows - 1, epoch);
+	return !bad;
+}
+
+/* Describes its rows, and begins to copy. tile: as find_tile's. */
+template <bool GATED>
 static __device__ __forceinline__ void take_row(const struct gpu_dispatch *d,
 	const struct ht_exchange *h, struct dispatch_warp *w, uint32_t source, uint32_t token,
-	bool early, uint4 head, struct incoming *in)
+	bool early, uint4 head, uint32_t tile, struct incoming *in, struct to_count *count)
 {
 	const struct gpu_exchange *e = &d->exchange;
 	uint32_t here = __ballot_sync(ALL_LANES, head.x != UINT32_MAX), from, same, lanes;
@@ -114,14 +155,19 @@ static __device__ __forceinline__ void take_row(const struct gpu_dispatch *d,
 		return;
 	from = __shfl_sync(ALL_LANES, head.x, __ffs(here) - 1);
 	describe_rows(d, source, token, head, from);
-	if ((d->by_source && !early) || source == e->rank) /* its sender has stored them all */
+	if ((d->by_source && !early) || source == e->rank) { /* its sender has stored them all */
+		if constexpr (GATED)
+			gate_note_rows<true>(&d->gate, &count->stored, tile);
 		return;
+	}
 	same = __match_any_sync(ALL_LANES, head.x); /* an expert named twice has one place */
 	lanes = __ballot_sync(
 		ALL_LANES, head.x != UINT32_MAX && (early || head.x != from) && is_lowest_of(same));
 	if (lanes)
-		copy_row(d, h, w, early ? early_rows(d, h, source) : placed_rows(h),
-			early ? token : from, lanes, head.x, in);
+		copy_row<GATED>(d, h, w, early ? early_rows(d, h, source) : placed_rows(h),
+			early ? token : from, lanes, head.x, tile, in, count);
+	else if constexpr (GATED)
+		gate_note_rows<true>(&d->gate, &count->stored, tile);
 }
 
 /* Lane i's number of tokens of source i, i + 32, ... */
@@ -184,6 +230,7 @@ static __device__ __forceinline__ void choose_heads(const struct gpu_exchange *e
 		     all->token < count_of(e, h, epoch, all->source, early_column(h));
 }
 
+template <bool GATED>
 static __device__ __forceinline__ void receive_all(const struct gpu_dispatch *d,
 	const struct ht_exchange *h, struct dispatch_warp *w, uint32_t epoch, bool abandoned)
 {
@@ -193,7 +240,11 @@ static __device__ __forceinline__ void receive_all(const struct gpu_dispatch *d,
 	bool good = true;
 	struct source_tokens tokens = count_tokens(e, h, epoch, abandoned);
 	struct incoming in = {};
+	struct to_count count;
 	struct heads all = {};
+
+	if constexpr (GATED)
+		gate_nothing_stored(&count.stored);
 
 	all.shift = token_shift(e->topk);
 	all.nr = LANES >> all.shift;
@@ -205,13 +256,14 @@ static __device__ __forceinline__ void receive_all(const struct gpu_dispatch *d,
 		if (lane_id() == 0)
 			ticket = atomicAdd(tickets, 1u);
 		choose_heads(e, h, epoch, &tokens, first, &all);
-		if (!await_heads(d, h, epoch, &all, w, &in))
+		if (!await_heads<GATED>(d, h, epoch, &all, w, &in, &count))
 			break;
 		for (uint32_t i = 0; i < all.nr && good; i++) {
 			uint32_t from = lane_in_group(all.shift, i),
 				 source = __shfl_sync(ALL_LANES, all.source, i << all.shift);
 			uint32_t token = __shfl_sync(ALL_LANES, all.token, i << all.shift),
-				 early = __shfl_sync(ALL_LANES, all.early, i << all.shift);
+				 early = __shfl_sync(ALL_LANES, all.early, i << all.shift),
+				 tile = UINT32_MAX;
 			uint4 head;
 
 			head.x =
@@ -222,11 +274,16 @@ static __device__ __forceinline__ void receive_all(const struct gpu_dispatch *d,
 			head.x = lane_id() >> all.shift == 0 ? head.x : UINT32_MAX;
 			head.z = lane_id() >> all.shift == 0 ? head.z : UINT32_MAX;
 			good = check_head(e, extent, epoch, source, token, head);
+			if constexpr (GATED)
+				good = good && find_tile(d, epoch, source, token, head, &tile);
 			if (good)
-				take_row(d, h, w, source, token, early, head, &in);
+				take_row<GATED>(
+					d, h, w, source, token, early, head, tile, &in, &count);
 		}
 	}
-	store_copies(d, h, w, &in);
+	store_copies<GATED>(d, h, w, &in, &count);
+	if constexpr (GATED)
+		gate_count_rows<true>(&d->gate, &count.stored);
 	copies_read<0>();
 }
 

@@ -356,15 +356,10 @@ static __device__ __forceinline__ void place_rows(const struct gpu_dispatch *d,
 	if (blockIdx.x == gridDim.x - 1 && warp == 0)
 		count_rows(&d->exchange, p);
 	warps_sync(nr_warps * LANES);
-	if (GATED && warp == nr_warps - 1) {
-		auto rows_of = [&](uint32_t local) {
-			return rows_of_expert(&d->exchange, p, local);
-		};
-
-		if (is_gate_warp(warp, nr_warps)) /* behind the barrier: the counts are stored */
-			gate_publish(d, rows_of, gate_round);
-		gate_fill(d, rows_of);
-	}
+	if (GATED && warp == nr_warps - 1) /* behind the barrier: the counts are stored */
+		gate_open(
+			d, [&](uint32_t local) { return rows_of_expert(&d->exchange, p, local); },
+			warp, nr_warps, gate_round);
 	if (warp == 0)
 		trace_mark(&d->exchange, 5);
 }
@@ -456,15 +451,12 @@ static __global__ void __launch_bounds__(512, 1)
 {
 	BLOCK_MEMORY(shared);
 	const struct gpu_exchange *e = &d.exchange;
-	uint32_t warp = threadIdx.x / LANES, nr_warps = blockDim.x / LANES, gate_round = 0;
+	uint32_t warp = threadIdx.x / LANES, nr_warps = blockDim.x / LANES, gate_round;
 
 	if (warp == 0)
 		trace_mark(e, 0);
 	wait_for_previous();
-	if (!GATED || !(d.roles & GPU_RECEIVE) || blockIdx.x != gridDim.x - 1)
-		let_next_start();
-	else if (is_gate_warp(warp, nr_warps))
-		gate_round = gate_begin(&d.gate);
+	gate_round = let_next_start_at_gate<GATED>(&d, warp, nr_warps);
 	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed
 						 */
 
