@@ -107,6 +107,7 @@ stage_check() {
 	step check/calls 60 "$BUILD/tests/device/test_calls"
 	step check/place 60 "$BUILD/tests/device/test_place"
 	step check/count_routes 60 "$BUILD/tests/device/test_count_routes"
+	step check/gates 60 env TERN_TEST_CASES=20 TERN_TEST_ROUNDS=20 "$BUILD/tests/emulated/test_gates" # drawn alike, by real kernels here
 	step check/hostile 120 "$BUILD/tests/device/test_hostile"
 	step check/elastic 300 with_library libcmocka.so.0 env TERN_TEST_KILL_US=50000 TERN_TEST_ROUNDS=120 TERN_TEST_WAIT_MS=300 "$BUILD/tests/device/test_elastic"
 	beside check/processes 120 with_library libcmocka.so.0 "$BUILD/tests/device/test_processes" # killed, stalled

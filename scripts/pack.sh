@@ -17,7 +17,7 @@ DIR=$(realpath "$1")
 cd "$(dirname "$0")/.."
 BUILD=${BUILD:-build}
 shift
-programs=(libtern.so libtern_cuda.so libtern_bench_cuda.so tern generate _calls.abi3.so tests/within "$@")
+programs=(libtern.so libtern_cuda.so libtern_bench_cuda.so tern generate _calls.abi3.so tests/within tests/emulated/test_gates "$@")
 for test in tests/device/test_*.c; do programs+=("${test%.c}"); done
 
 make BUILD="$BUILD" -j"$(nproc)" "${programs[@]/#/$BUILD/}"
