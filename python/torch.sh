@@ -12,7 +12,7 @@ ROOM=$BUILD/torch
 said=$BUILD/torch.said
 . tests/tap.sh
 
-PACKAGES="torch==2.11.0 transformers==5.23.0 accelerate numpy pytest setuptools"
+PACKAGES="torch==2.11.0 transformers==5.24.0 accelerate numpy pytest setuptools"
 python=${TORCH_PYTHON:-$ROOM/bin/python}
 environment() {
 	"$python" -c 'import torch, transformers, pytest' 2>/dev/null && return

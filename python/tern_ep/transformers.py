@@ -31,7 +31,7 @@ from .group import Group
 from .layer import Layer
 from .torch import Differentiable, Ops
 
-VERSIONS = ("5.23",)
+VERSIONS = ("5.23", "5.24")
 """Of transformers, with which this module was tested."""
 
 if ".".join(transformers.__version__.split(".")[:2]) not in VERSIONS:
