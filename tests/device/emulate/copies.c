@@ -2,7 +2,8 @@
 /* The copy engine: what a lane hands to it is done later, in any order, piece by piece. What a copy
  * into shared memory will overwrite is spoilt at once; what a copy out of it takes, it takes when
  * its turn comes. So who reads too early, or writes again too early, gets wrong bytes. Fences do
- * nothing to it. */
+ * nothing to it, until the lane has waited for a copy's end: then it is like a store of that lane,
+ * which others see by and by, or when a fence has made it arrive. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,7 +23,9 @@ struct copy_barrier {
 struct copy {
 	const struct operation *launch;
 	const struct emulated_block *block;
-	struct emulated_lane *lane;   /* out */
+	struct emulated_lane *lane;   /* out; NULL: in, or its block has ended */
+	struct handed_on by;          /* out, when the lane has waited for its end */
+	bool ended;                   /* out: for the lane, that may learn of it */
 	struct copy_barrier *barrier; /* in */
 	uint8_t *to, *held;           /* held: what a copy out has taken */
 	const uint8_t *from;
@@ -31,7 +34,18 @@ struct copy {
 };
 
 static struct copy copies[MOST_COPIES];
-static uint32_t nr;
+static uint32_t nr, nr_known; /* known: which a lane has waited for, and that are under way to
+				 others */
+
+static bool is_known(const struct copy *c)
+{
+	return c->by.lanes != 0;
+}
+
+static bool overlaps(const struct copy *c, const void *at, uint32_t bytes)
+{
+	return c->to < (const uint8_t *)at + bytes && (const uint8_t *)at < c->to + c->bytes;
+}
 
 static struct copy *copy_begin(void *to, const void *from, uint32_t bytes)
 {
@@ -39,6 +53,8 @@ static struct copy *copy_begin(void *to, const void *from, uint32_t bytes)
 
 	if ((uintptr_t)to % 16 || (uintptr_t)from % 16 || bytes % 16 || !bytes)
 		emulated_die("a copy of %u bytes from %p to %p", bytes, from, to);
+	copies_overtaken_by(to, bytes);
+	copies_overtaken_by(from, bytes);
 	if (nr == MOST_COPIES)
 		emulated_die("more than %d copies are under way", MOST_COPIES);
 	c = &copies[nr++];
@@ -113,13 +129,32 @@ void emulated_copy_out(void *to, const void *shared, uint32_t bytes)
 	*(volatile uint8_t *)to = *(volatile uint8_t *)to; /* a bad address shows here */
 }
 
+/* They have ended for the lane, which learns of it. */
+static void know(uint32_t but)
+{
+	const struct emulated_lane *lane = emulated_lane;
+
+	for (uint32_t i = 0; i < nr && emulated_lane->copies_out; i++) {
+		struct copy *c = &copies[i];
+
+		if (c->lane != lane || is_known(c) || lane->copy_group - c->group <= but)
+			continue;
+		c->by = (struct handed_on){
+			.warp = lane->warp, .block = lane->warp->block, .lanes = 1u << lane->index};
+		emulated_lane->copies_out--;
+		nr_known++;
+	}
+}
+
 uint32_t emulated_copies_left(uint32_t but, uint32_t only_reads)
 {
 	for (uint32_t i = 0; i < nr && emulated_lane->copies_out; i++)
-		if (copies[i].lane == emulated_lane &&
+		if (copies[i].lane == emulated_lane && !is_known(&copies[i]) &&
 			emulated_lane->copy_group - copies[i].group > but &&
-			!(only_reads && copies[i].held))
+			!(only_reads ? copies[i].held != NULL : copies[i].ended))
 			return 1;
+	if (!only_reads)
+		know(but);
 	return 0;
 }
 
@@ -141,11 +176,61 @@ static bool go_on(struct copy *c, uint32_t most)
 		return false;
 	if (c->barrier)
 		copied(c->barrier, c->bytes);
-	if (c->lane)
-		c->lane->copies_out--;
-	free(c->held);
+	c->ended = true;
 	emulated_moves();
+	if (c->lane && !is_known(c)) /* the lane has yet to wait for it */
+		return false;
 	return true;
+}
+
+static void forget(uint32_t i)
+{
+	nr_known -= is_known(&copies[i]);
+	free(copies[i].held);
+	copies[i] = copies[--nr];
+}
+
+static void finish(uint32_t i)
+{
+	while (!go_on(&copies[i], MOST_PIECE))
+		;
+	forget(i);
+}
+
+void copies_fence(void)
+{
+	for (uint32_t i = nr_known ? nr : 0; i--;)
+		if (is_known(&copies[i]) && is_handed_to(&copies[i].by, emulated_lane))
+			finish(i);
+}
+
+void copies_met(const struct emulated_warp *warp)
+{
+	for (uint32_t i = 0; i < nr && nr_known; i++)
+		if (is_known(&copies[i]))
+			handed_on_met(&copies[i].by, warp);
+}
+
+void copies_at_barrier(const struct emulated_block *block)
+{
+	for (uint32_t i = 0; i < nr && nr_known; i++)
+		if (is_known(&copies[i]))
+			handed_on_at_barrier(&copies[i].by, block);
+}
+
+void copies_handed_on(void)
+{
+	for (uint32_t i = 0; i < nr && nr_known; i++)
+		if (is_known(&copies[i]))
+			handed_on_by_lane(&copies[i].by, emulated_lane);
+}
+
+void copies_overtaken_by(const void *at, uint32_t bytes)
+{
+	for (uint32_t i = nr_known ? nr : 0; i--;)
+		if (is_known(&copies[i]) && is_handed_to(&copies[i].by, emulated_lane) &&
+			overlaps(&copies[i], at, bytes))
+			finish(i);
 }
 
 void copies_some(void)
@@ -153,10 +238,20 @@ void copies_some(void)
 	for (uint32_t some = nr ? 1 + emulated_random(4) + nr / 8 : 0; some && nr; some--) {
 		uint32_t i = emulated_random(nr);
 
-		if (copies[i].held && rests(copies[i].not_before))
+		struct copy *c = &copies[i];
+
+		if (c->held && rests(c->not_before))
 			continue;
-		if (go_on(&copies[i], 16 + 16 * emulated_random(MOST_PIECE / 16)))
-			copies[i] = copies[--nr];
+		if (c->held && !c->ended) { /* which says nothing of who sees it when */
+			c->ended = true;
+			c->not_before = rest_until(ONE_RESTS);
+			emulated_moves();
+			continue;
+		}
+		if (c->done == c->bytes) /* its lane has not waited for it */
+			continue;
+		if (go_on(c, 16 + 16 * emulated_random(MOST_PIECE / 16)))
+			forget(i);
 	}
 }
 
@@ -173,15 +268,14 @@ void copies_without_block(const struct emulated_block *block)
 				c->barrier ? "into" : "from");
 		c->block = NULL;
 		c->lane = NULL;
+		c->by.block = NULL;
+		c->by.warp = NULL;
 	}
 }
 
 void copies_of_kernel(const struct operation *launch)
 {
 	for (uint32_t i = nr; i--;)
-		if (copies[i].launch == launch) {
-			while (!go_on(&copies[i], MOST_PIECE))
-				;
-			copies[i] = copies[--nr];
-		}
+		if (copies[i].launch == launch)
+			finish(i);
 }

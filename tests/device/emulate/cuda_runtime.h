@@ -126,9 +126,10 @@ static inline uint32_t __ffs(uint32_t bits)
 
 /* ---- warps and blocks ---------------------------------------------------------------------------------------- */
 
-static inline void __syncwarp(int line = __builtin_LINE())
+static inline void __syncwarp(int line = __builtin_LINE(), const char *in = __builtin_FUNCTION())
 {
-	emulated_meet(MEET_SYNC, 0xffffffffu, 0, 0, line);
+	if (!emulated_without("__syncwarp", in, line))
+		emulated_meet(MEET_SYNC, 0xffffffffu, 0, 0, line);
 }
 
 static inline uint32_t __shfl_sync(uint32_t mask, uint32_t value, uint32_t lane, int line = __builtin_LINE())
@@ -210,14 +211,16 @@ static inline int __syncthreads_and(int value)
 
 /* ---- memory -------------------------------------------------------------------------------------------------- */
 
-static inline void __threadfence_system()
+static inline void __threadfence_system(int line = __builtin_LINE(), const char *in = __builtin_FUNCTION())
 {
-	emulated_fence();
+	if (!emulated_without("__threadfence_system", in, line))
+		emulated_fence();
 }
 
-static inline void __threadfence()
+static inline void __threadfence(int line = __builtin_LINE(), const char *in = __builtin_FUNCTION())
 {
-	emulated_fence();
+	if (!emulated_without("__threadfence", in, line))
+		emulated_fence();
 }
 
 /* Relaxed, but for what a fence before them says. */

@@ -76,34 +76,48 @@ static inline uint32_t word_load(const void *from)
 	return __atomic_load_n((const uint32_t *)from, __ATOMIC_RELAXED);
 }
 
-static inline void word_release(void *to, uint32_t v)
+static inline void word_release(
+	void *to, uint32_t v, int line = __builtin_LINE(), const char *in = __builtin_FUNCTION())
 {
+	if (emulated_without("word_release", in, line)) {
+		word_store(to, v);
+		return;
+	}
 	emulated_fence();
 	emulated_moves();
 	__atomic_store_n((uint32_t *)to, v, __ATOMIC_RELEASE);
 }
 
-static inline uint32_t word_acquire(const void *from)
+static inline uint32_t word_acquire(
+	const void *from, int line = __builtin_LINE(), const char *in = __builtin_FUNCTION())
 {
+	if (emulated_without("word_acquire", in, line))
+		return word_load(from);
 	emulated_may_yield();
 	emulated_loads(from, 4);
 	return __atomic_load_n((const uint32_t *)from, __ATOMIC_ACQUIRE);
 }
 
-static inline void stores_before()
+static inline void stores_before(int line = __builtin_LINE(), const char *in = __builtin_FUNCTION())
 {
-	emulated_fence();
+	if (!emulated_without("stores_before", in, line))
+		emulated_fence();
 }
 
-static inline void stores_before_here()
+static inline void stores_before_here(
+	int line = __builtin_LINE(), const char *in = __builtin_FUNCTION())
 {
-	emulated_fence();
+	if (!emulated_without("stores_before_here", in, line))
+		emulated_fence();
 }
 
-static inline uint4 piece_acquire(const void *from)
+static inline uint4 piece_acquire(
+	const void *from, int line = __builtin_LINE(), const char *in = __builtin_FUNCTION())
 {
 	const uint32_t *words = (const uint32_t *)from;
 
+	if (emulated_without("piece_acquire", in, line))
+		return piece_load(from);
 	touches(from, 16);
 	emulated_loads(from, 16);
 	return {__atomic_load_n(words, __ATOMIC_ACQUIRE),
@@ -146,9 +160,11 @@ static inline uint32_t tern_word_acquire(const uint32_t *from)
 	return word_acquire(from);
 }
 
-static inline void tern_word_add(uint32_t *to, uint32_t v)
+static inline void tern_word_add(uint32_t *to, uint32_t v, int line = __builtin_LINE(),
+	const char *in = __builtin_FUNCTION())
 {
-	emulated_fence();
+	if (!emulated_without("tern_word_add", in, line))
+		emulated_fence();
 	emulated_moves();
 	__atomic_fetch_add(to, v, __ATOMIC_RELEASE);
 }
@@ -303,16 +319,22 @@ static inline void copies_close()
 	emulated_lane->copy_group++;
 }
 
-template <int N> static inline void copies_read()
+template <int N>
+static inline void copies_read(int line = __builtin_LINE(), const char *in = __builtin_FUNCTION())
 {
+	if (emulated_without("copies_read", in, line))
+		return;
 	if (!emulated_has_copy_engine())
 		__syncwarp();
 	while (emulated_copies_left(N, 1))
 		emulated_yield();
 }
 
-template <int N> static inline void copies_done()
+template <int N>
+static inline void copies_done(int line = __builtin_LINE(), const char *in = __builtin_FUNCTION())
 {
+	if (emulated_without("copies_done", in, line))
+		return;
 	while (emulated_copies_left(N, 0))
 		emulated_yield();
 }

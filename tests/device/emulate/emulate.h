@@ -25,7 +25,10 @@
  * name whose devices map each other's memory; TERN_EMULATED_NVLINK_DOMAIN (0: all devices reach
  * each other's memory; else so many in a row); TERN_EMULATED_BLOCK_KIB (227): shared memory of a
  * block; TERN_EMULATED_CODE (90; 80: kernels do what their code for sm_80 does: lanes store what
- * the copy engine would, and no kernel waits for the one ahead). */
+ * the copy engine would, and no kernel waits for the one ahead); TERN_EMULATED_WITHOUT (none): a
+ * mistake that tests have to find, pass_heads:stores_before or gate_publish:__syncwarp:2: what
+ * function `pass_heads` calls so to order memory is left out, all of it or what it comes to
+ * second. */
 #ifndef TERN_TESTS_DEVICE_EMULATE_EMULATE_H
 #define TERN_TESTS_DEVICE_EMULATE_EMULATE_H
 
@@ -86,6 +89,10 @@ void emulated_rdma(int ordering, void (*flush)(void *ctx), void *ctx);
 uint64_t emulated_watch(int on);
 
 /* ---- for kernels ----------------------------------------------------------------------------- */
+
+/* Is what orders memory here left out on purpose (TERN_EMULATED_WITHOUT)? Says so on standard error
+ * when it is for the first time. in: the function that calls it, at `line`. */
+bool emulated_without(const char *what, const char *in, int line);
 
 enum meeting {
 	MEET_SYNC,

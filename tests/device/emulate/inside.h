@@ -105,6 +105,7 @@ struct settings {
 	uint32_t code;
 	uint32_t nvlink_domain; /* so many devices in a row reach each other's memory; 0: all */
 	size_t block_bytes;     /* shared memory of a block */
+	const char *without;    /* function:what, or function:what:number; NULL: nothing */
 };
 
 extern struct emulated_device emulated_devices[MAX_DEVICES];
@@ -150,6 +151,50 @@ void memory_forget(const void *memory);
 uint64_t rest_until(uint32_t one_of);
 bool rests(uint64_t until);
 
+/* How far what is under way has been handed on to others than the lane that stored it: a fence
+ * makes that arrive which has been handed on to its lane. */
+enum scope {
+	SCOPE_LANE,
+	SCOPE_WARP, /* met in __syncwarp */
+	SCOPE_BLOCK /* met at a barrier, or by all of its lanes handed on through one */
+};
+
+struct handed_on {
+	const struct emulated_warp *warp; /* NULL: its block has ended */
+	const struct emulated_block *block;
+	uint32_t lanes, arrived; /* arrived: lanes that have passed a barrier of their block's since
+				  */
+	enum scope scope;
+};
+
+static inline bool is_handed_to(const struct handed_on *h, const struct emulated_lane *lane)
+{
+	return (h->warp == lane->warp && (h->scope != SCOPE_LANE || h->lanes >> lane->index & 1)) ||
+	       (h->block == lane->warp->block && h->scope == SCOPE_BLOCK);
+}
+
+static inline void handed_on_met(struct handed_on *h, const struct emulated_warp *warp)
+{
+	if (h->warp == warp && h->scope == SCOPE_LANE)
+		h->scope = SCOPE_WARP;
+}
+
+static inline void handed_on_at_barrier(struct handed_on *h, const struct emulated_block *block)
+{
+	if (h->block == block)
+		h->scope = SCOPE_BLOCK;
+}
+
+/* This lane arrives at a barrier in shared memory. */
+static inline void handed_on_by_lane(struct handed_on *h, const struct emulated_lane *lane)
+{
+	if (h->warp != lane->warp || !(h->lanes >> lane->index & 1))
+		return;
+	h->arrived |= 1u << lane->index;
+	if (h->arrived == h->lanes)
+		h->scope = SCOPE_BLOCK;
+}
+
 /* stores.c */
 void stores_met(const struct emulated_warp *warp);
 void stores_at_barrier(const struct emulated_block *block);
@@ -160,7 +205,14 @@ void stores_of_kernel(const struct operation *launch);
 void stores_trim(void); /* after a pass */
 void stores_some(void); /* after a turn */
 
-/* copies.c */
+/* copies.c. What a lane has waited for is like a store of its own from then on: it is under way to
+ * all others, until a fence makes it arrive. */
+void copies_fence(void); /* as emulated_fence, for copies; so are the next ones */
+void copies_met(const struct emulated_warp *warp);
+void copies_at_barrier(const struct emulated_block *block);
+void copies_handed_on(void);
+void copies_overtaken_by(const void *at, uint32_t bytes);      /* what this lane does to these bytes
+								  comes after what it knows of */
 void copies_some(void);                                        /* after a turn */
 void copies_without_block(const struct emulated_block *block); /* it has ended */
 void copies_of_kernel(const struct operation *launch);

@@ -8,6 +8,8 @@
 
 #include "tests/device/emulate/inside.h"
 
+#define MOST_WITHOUT 8 /* lines of one function that are left out, or numbered for it */
+
 static _Thread_local int current;
 static _Thread_local cudaError_t last;
 static struct settings settings;
@@ -49,6 +51,7 @@ static void load_settings(void)
 	settings.nvlink_domain = (uint32_t)setting("TERN_EMULATED_NVLINK_DOMAIN", 0, MAX_DEVICES);
 	settings.block_bytes = (size_t)setting("TERN_EMULATED_BLOCK_KIB", 227, 227) * 1024;
 	settings.code = (uint32_t)setting("TERN_EMULATED_CODE", 90, 100);
+	settings.without = getenv("TERN_EMULATED_WITHOUT");
 	settings.delayed = !stores || strcmp(stores, "direct") != 0;
 	random_state = settings.seed;
 	if (processes && *processes)
@@ -58,6 +61,38 @@ static void load_settings(void)
 		emulated_devices[d].stream.device = (int)d;
 		stream_add(&emulated_devices[d].stream);
 	}
+}
+
+/* Lines are numbered as they are come to. A template's function has its arguments in its name. */
+static bool is_left_out(const char *what, const char *in, int line)
+{
+	static int lines[MOST_WITHOUT];
+	const char *at = settings.without;
+	size_t nr = strcspn(in, "<"), nr_what = strlen(what);
+	unsigned number = 0;
+
+	if (strncmp(at, in, nr) || at[nr] != ':' || strncmp(at + nr + 1, what, nr_what))
+		return false;
+	at += nr + 1 + nr_what;
+	if (*at && *at != ':')
+		return false;
+	while (number < MOST_WITHOUT && lines[number] && lines[number] != line)
+		number++;
+	if (number == MOST_WITHOUT)
+		emulated_die("more than %d places are %s", MOST_WITHOUT, settings.without);
+	if (*at && strtoul(at + 1, NULL, 10) != number + 1) {
+		lines[number] = line;
+		return false;
+	}
+	if (!lines[number])
+		fprintf(stderr, "emulated GPUs: left out: %s, line %d\n", settings.without, line);
+	lines[number] = line;
+	return true;
+}
+
+bool emulated_without(const char *what, const char *in, int line)
+{
+	return settings.without && is_left_out(what, in, line);
 }
 
 const struct settings *emulated_settings(void)

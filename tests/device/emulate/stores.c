@@ -12,21 +12,12 @@
 #define ONE_RESTS 64         /* of so many groups */
 #define LINE_SLOTS 65536
 
-enum scope {
-	SCOPE_LANE,
-	SCOPE_WARP, /* met in __syncwarp */
-	SCOPE_BLOCK /* met at a barrier, or by all of its lanes handed on through one */
-};
-
 /* What arrives together: of one line, from one pass of a warp. */
 struct group {
-	const struct emulated_warp *warp;
-	const struct emulated_block *block;
+	struct handed_on by;
 	const struct operation *launch;
 	uint8_t *line;
-	uint32_t pass, lanes, arrived, nr; /* arrived: lanes that have passed a barrier of their
-					      block's since */
-	enum scope scope;
+	uint32_t pass, nr;
 	bool whole;
 	uint64_t not_before;   /* turn */
 	uint16_t older, newer; /* of those to lines of this hash, counted from 1 */
@@ -75,8 +66,8 @@ static void arrive(uint32_t i)
 
 	for (uint32_t p = 0; p < g->nr; p++)
 		memcpy(g->of[p].to, g->of[p].value, g->of[p].bytes);
-	for (uint32_t l = 0; g->warp && l < g->warp->nr; l++)
-		g->warp->lanes[l]->nr_delayed -= g->lanes >> l & 1;
+	for (uint32_t l = 0; g->by.warp && l < g->by.warp->nr; l++)
+		g->by.warp->lanes[l]->nr_delayed -= g->by.lanes >> l & 1;
 	emulated_moves();
 	unlink_group(g);
 	if (i == --nr)
@@ -100,7 +91,7 @@ static void overtakes_none(const uint8_t *to, uint32_t bytes)
 		bool same = false;
 
 		older = g->older;
-		for (uint32_t p = 0; p < g->nr && g->warp == emulated_lane->warp; p++)
+		for (uint32_t p = 0; p < g->nr && g->by.warp == emulated_lane->warp; p++)
 			same |= g->of[p].to < to + bytes && to < g->of[p].to + g->of[p].bytes;
 		if (same)
 			arrive(at - 1);
@@ -116,16 +107,15 @@ static struct group *group_for(uint8_t *line, uint32_t whole)
 
 	for (uint32_t at = whole ? *newest_of(line) : 0; at; at = g->older) {
 		g = &under_way[at - 1];
-		if (g->warp == w && g->pass == w->pass && g->line == line && g->whole &&
-			!g->arrived && g->nr < LINE_BYTES / 16)
+		if (g->by.warp == w && g->pass == w->pass && g->line == line && g->whole &&
+			!g->by.arrived && g->nr < LINE_BYTES / 16)
 			return g;
 	}
 	if (nr == MOST_UNDER_WAY)
 		emulated_die("a pass of a warp stores to more than %d places",
 			MOST_UNDER_WAY - MOST_LEFT);
 	g = &under_way[nr++];
-	*g = (struct group){.warp = w,
-		.block = w->block,
+	*g = (struct group){.by = {.warp = w, .block = w->block},
 		.launch = w->block->launch,
 		.line = line,
 		.pass = w->pass,
@@ -163,13 +153,14 @@ void emulated_delay(void *to, const void *value, uint32_t bytes, uint32_t whole)
 	if (emulated_settings()->nvlink_domain)
 		check_reach(to);
 	overtakes_none(to, bytes);
+	copies_overtaken_by(to, bytes);
 	g = group_for((uint8_t *)to - (uintptr_t)to % LINE_BYTES, whole && keeps_lines(to));
 	g->of[g->nr].to = to;
 	g->of[g->nr].bytes = bytes;
 	memcpy(g->of[g->nr].value, value, bytes);
 	g->nr++;
-	emulated_lane->nr_delayed += !(g->lanes >> lane & 1);
-	g->lanes |= 1u << lane;
+	emulated_lane->nr_delayed += !(g->by.lanes >> lane & 1);
+	g->by.lanes |= 1u << lane;
 	*(volatile uint8_t *)to = *(volatile uint8_t *)to; /* a bad address shows here */
 }
 
@@ -177,6 +168,7 @@ void emulated_loads(const void *from, uint32_t bytes)
 {
 	if (emulated_lane->nr_delayed)
 		overtakes_none(from, bytes);
+	copies_overtaken_by(from, bytes);
 }
 
 void emulated_fence(void)
@@ -185,54 +177,42 @@ void emulated_fence(void)
 
 	emulated_may_yield(); /* others of the warp may be ahead, or behind */
 	emulated_lane->fenced = 1;
-	for (uint32_t i = nr; i--;) {
-		const struct group *g = &under_way[i];
-
-		if ((g->warp == lane->warp &&
-			    (g->scope != SCOPE_LANE || g->lanes >> lane->index & 1)) ||
-			(g->block == lane->warp->block && g->scope == SCOPE_BLOCK))
+	for (uint32_t i = nr; i--;)
+		if (is_handed_to(&under_way[i].by, lane))
 			arrive(i);
-	}
+	copies_fence();
 }
 
 void stores_met(const struct emulated_warp *w)
 {
 	for (uint32_t i = 0; i < nr; i++)
-		if (under_way[i].warp == w && under_way[i].scope == SCOPE_LANE)
-			under_way[i].scope = SCOPE_WARP;
+		handed_on_met(&under_way[i].by, w);
+	copies_met(w);
 }
 
 void stores_at_barrier(const struct emulated_block *block)
 {
 	for (uint32_t i = 0; i < nr; i++)
-		if (under_way[i].block == block)
-			under_way[i].scope = SCOPE_BLOCK;
+		handed_on_at_barrier(&under_way[i].by, block);
+	copies_at_barrier(block);
 }
 
 /* This lane's, at a barrier in shared memory. Who waits there hands them on with a fence of its
  * own. */
 void stores_arrive(void)
 {
-	uint32_t lane = 1u << emulated_lane->index;
-
-	for (uint32_t i = 0; i < nr && emulated_lane->nr_delayed; i++) {
-		struct group *g = &under_way[i];
-
-		if (g->warp != emulated_lane->warp || !(g->lanes & lane))
-			continue;
-		g->arrived |= lane;
-		if (g->arrived == g->lanes)
-			g->scope = SCOPE_BLOCK;
-	}
+	for (uint32_t i = 0; i < nr && emulated_lane->nr_delayed; i++)
+		handed_on_by_lane(&under_way[i].by, emulated_lane);
+	copies_handed_on();
 }
 
 void stores_without_block(const struct emulated_block *block)
 {
 	for (uint32_t i = 0; i < nr; i++) {
-		if (under_way[i].block != block)
+		if (under_way[i].by.block != block)
 			continue;
-		under_way[i].block = NULL;
-		under_way[i].warp = NULL;
+		under_way[i].by.block = NULL;
+		under_way[i].by.warp = NULL;
 	}
 }
 

@@ -52,6 +52,7 @@ static void cannot_run(struct emulated_warp *w)
 }
 
 #define MOST_REST 2048
+#define TURNS_OF_REST 16 /* of each warp, where there are many */
 static uint64_t turns;
 
 static uint64_t idle_ns(void)
@@ -76,7 +77,9 @@ void emulated_moves(void)
 
 uint64_t rest_until(uint32_t one_of)
 {
-	return turns + (emulated_random(one_of) ? 0 : emulated_random(MOST_REST));
+	return turns + (emulated_random(one_of)
+				       ? 0
+				       : emulated_random(MOST_REST + TURNS_OF_REST * nr_ready));
 }
 
 bool rests(uint64_t until)

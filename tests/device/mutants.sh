@@ -1,0 +1,31 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# Kernels on emulated GPUs with something left out that orders memory (TERN_EMULATED_WITHOUT): some of a bounded number of seeds has to fail. A wrong position may also be followed to memory that is not there, which is found as well.
+. "${BASH_SOURCE%/*}/judge.sh"
+export TERN_CUDA_LIBRARY=$(realpath -m "$BUILD")/emulated/libtern_cuda.so
+[ -e "$TERN_CUDA_LIBRARY" ] || { echo "$TERN_CUDA_LIBRARY is not there: make emulated"; exit 77; }
+ulimit -c 0
+
+# is_found MUTANT: what was run has come to it, and has failed.
+is_found() {
+	[ "$rc" -ne 0 ] && [ "$rc" -ne 77 ] && grep -q "left out: $1," "$tmp/err"
+}
+
+# found MUTANT SEEDS TEST [NAME=VALUE...]
+found() {
+	env TERN_EMULATED_WITHOUT="$1" TERN_TEST_CASES="$2" "${@:4}" "$BUILD/tests/emulated/$3" >"$tmp/out" 2>"$tmp/err"
+	rc=$?
+	is_found "$1"
+	judge "finds $1" $?
+}
+
+found send_all:copies_done 8 test_schedules
+found tell_heads:stores_before 8 test_schedules
+found pass_heads:stores_before 8 test_schedules TERN_EMULATED_SMS=52
+found tell_results:copies_done 8 test_schedules
+found tell_results:__syncwarp 8 test_schedules
+found tell_results:stores_before 8 test_schedules
+found exchange_counts:stores_before 120 test_schedules
+found gate_count_rows:__syncwarp:1 8 test_gates TERN_TEST_ROUNDS=3
+found gate_count_rows:stores_before_here 8 test_gates TERN_TEST_ROUNDS=3
+exit "$bad"
