@@ -174,7 +174,6 @@ __device__ __forceinline__ uint32_t lane_in_group(uint32_t shift, uint32_t i)
 
 /* Host: what these kernels need before their first launch; and how many blocks of so many warps an
  * SM holds. */
-extern "C" cudaError_t ht_plan_prepare(const struct ht_exchange *h);
 /* How many tokens leave early: one of each sending warp. */
 extern "C" uint32_t ht_early_tokens(
 	const struct gpu_dispatch *d, const struct ht_exchange *h, const struct gpu_launch *launch);
