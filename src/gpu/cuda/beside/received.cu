@@ -139,12 +139,13 @@ static __global__ void __launch_bounds__(128)
 	const struct gpu_exchange *e = &d.exchange;
 	uint32_t epoch = e->state->epoch_dispatch;
 	uint64_t start_ns = now_ns();
+	struct patience patience = {0, 0};
+	bool waits = true;
 
 	for (uint32_t r = threadIdx.x; r < e->nr_ranks; r += blockDim.x) {
-		struct patience patience = {0, 0};
-
-		while (epoch_of(e, r) != epoch && may_wait(&patience, e, r, e->wait_ns))
-			;
+		wait_for_another(&patience);
+		while (waits && epoch_of(e, r) != epoch)
+			waits = may_wait(&patience, e, r, e->wait_ns);
 		waited_ns[r] += now_ns() - start_ns;
 	}
 }

@@ -78,6 +78,13 @@ __device__ __forceinline__ bool may_wait(struct patience *p, const struct gpu_ex
 	return !(p->start_ns & GIVES_UP);
 }
 
+/* One bound for all that a lane waits for, one after the other. That one peer has left says nothing
+ * of the next. */
+__device__ __forceinline__ void wait_for_another(struct patience *p)
+{
+	p->start_ns &= ~HAD_LEFT;
+}
+
 /* By a warp, whose lanes may wait for several peers: all of it goes on, or none. A lane that waits
  * for nobody names this rank. */
 __device__ __forceinline__ bool warp_may_wait(

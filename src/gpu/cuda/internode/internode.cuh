@@ -95,25 +95,26 @@ static __device__ __noinline__ bool internode_staging_free(
 	return false;
 }
 
-/* One internode rank's word, by one lane. */
+/* One internode rank's word, by one lane. patience: of all that it waits for. */
 static __device__ __noinline__ bool internode_await_word(const struct gpu_exchange *e,
-	enum internode_kind kind, uint32_t epoch, enum gpu_wait reason, uint32_t rank)
+	enum internode_kind kind, uint32_t epoch, enum gpu_wait reason, uint32_t rank,
+	struct patience *patience)
 {
 	const uint8_t *word =
 		e->internode->words + ((uint64_t)kind * e->nr_ranks + rank) * GPU_LINE_BYTES;
 	uint64_t start_ns = now_ns(), limit_ns = e->wait_ns;
-	struct patience patience = {0, 0};
+	struct patience peace = {0, 0};
 	uint32_t seen;
 
 	while ((seen = word_acquire(word)) != epoch) {
 		uint32_t gone = word_acquire(word + INTERNODE_GONE_OFFSET);
 
 		if (gone == INTERNODE_LEFT && limit_ns > INTERNODE_PEACE_NS) {
-			patience = {0, 0};
+			patience = &peace;
 			limit_ns = INTERNODE_PEACE_NS;
 		}
 		if (gone == INTERNODE_LOST ? word_acquire(word) == epoch
-					   : may_wait(&patience, e, e->rank, limit_ns))
+					   : may_wait(patience, e, e->rank, limit_ns))
 			continue;
 		report_wait(e, reason, rank, 0, epoch, seen, start_ns);
 		return false;
@@ -126,10 +127,14 @@ static __device__ __noinline__ bool internode_collect(const struct gpu_exchange 
 	enum internode_kind kind, uint32_t epoch, enum gpu_wait reason)
 {
 	struct internode_table *internode = e->internode;
+	struct patience patience = {0, 0};
 	bool good = true;
 
-	for (uint32_t i = lane_id(); i < internode->nr_internode && good; i += LANES)
-		good = internode_await_word(e, kind, epoch, reason, internode->ranks[i].rank);
+	for (uint32_t i = lane_id(); i < internode->nr_internode && good; i += LANES) {
+		wait_for_another(&patience);
+		good = internode_await_word(
+			e, kind, epoch, reason, internode->ranks[i].rank, &patience);
+	}
 	good = __all_sync(ALL_LANES, good);
 	__syncwarp(); /* a vote orders nothing: what each lane has acquired is lane 0's to pass on
 		       */

@@ -129,18 +129,20 @@ static __device__ __forceinline__ bool sum_at_home(
 	return true;
 }
 
-/* By one warp: every rank has read my rows of this round. Far ones' words have come. */
+/* By one warp: every rank has read my rows of this round. Far ones' words have come. Relaxed: what
+ * may be stored to those rows then is stored by a kernel behind this one. */
 template <bool FAR, bool ELASTIC = false>
 static __device__ __forceinline__ bool await_arrivals(const struct gpu_exchange *e, uint32_t epoch)
 {
 	const uint8_t *words = window_of<ELASTIC>(e, e->rank) + e->window.arrivals;
 
+	struct patience patience = {0, 0}; /* of all of a lane's */
 	bool good = true;
 
 	for (uint32_t r = lane_id(); r < e->nr_ranks; r += LANES) {
-		struct patience patience = {0, 0};
 		uint32_t seen;
 
+		wait_for_another(&patience);
 		while (good && !is_internode<FAR>(e, r) &&
 			(seen = word_load(words + (uint64_t)r * GPU_LINE_BYTES)) != epoch)
 			if (!may_wait(&patience, e, r, e->wait_ns, true)) {
