@@ -25,9 +25,7 @@
 
 #include "gpu/cuda/common/wait.cuh"
 
-#define GATE_STORED 4    /* segments that a warp may store before it counts them */
-#define GATE_COPIED 8    /* or rows that it may begin to copy, */
-#define GATE_UNDER_WAY 2 /* of which so many are left for the next time: nothing waits for them */
+#define GATE_UNCOUNTED 4 /* segments that a warp may store before it counts them */
 
 /* Of those that receive: which is none of the others'. */
 static __device__ __forceinline__ bool is_gate_warp(uint32_t warp, uint32_t nr_warps)
@@ -114,98 +112,52 @@ static __device__ __forceinline__ void gate_open(const struct gpu_dispatch *d, c
 	gate_fill(d, rows_of);
 }
 
-/* What a warp has stored and not counted, the last first: lane k's tiles of its route's rows. */
-template <uint32_t NR> struct gate_stored {
-	uint32_t tiles[NR];                             /* UINT32_MAX: none */
-	uint32_t closed, closed_at[GATE_UNDER_WAY + 1]; /* groups of copies: till now, and till each
-							   of the last ones */
+/* Segments that a warp has stored and not counted: lane k's tiles of its route's rows. */
+struct gate_stored {
+	uint32_t tiles[GATE_UNCOUNTED]; /* UINT32_MAX: none */
 };
 
-template <uint32_t NR>
-static __device__ __forceinline__ void gate_nothing_stored(struct gate_stored<NR> *s)
+static __device__ __forceinline__ void gate_nothing_stored(struct gate_stored *s)
 {
 #pragma unroll
-	for (uint32_t i = 0; i < NR; i++)
+	for (uint32_t i = 0; i < GATE_UNCOUNTED; i++)
 		s->tiles[i] = UINT32_MAX;
 }
 
-template <uint32_t NR>
-static __device__ __forceinline__ bool gate_has_stored(const struct gate_stored<NR> *s)
+static __device__ __forceinline__ bool gate_has_stored(const struct gate_stored *s)
 {
 	return __any_sync(ALL_LANES, s->tiles[0] != UINT32_MAX);
 }
 
 /* By a warp: what all its lanes have stored, and what they have seen of others', comes before what
- * each counts. The last `left` are not counted. */
-template <uint32_t NR>
-static __device__ __forceinline__ void gate_count_stored(
-	const struct gpu_gate *g, struct gate_stored<NR> *s, uint32_t left)
-{
-	__syncwarp();
-	stores_before_here();
-#pragma unroll
-	for (uint32_t i = 0; i < NR; i++) {
-		if (i < left)
-			continue;
-		if (s->tiles[i] != UINT32_MAX)
-			atomicAdd(&g->ready[s->tiles[i]], 1u);
-		s->tiles[i] = UINT32_MAX;
-	}
-	__syncwarp(); /* a line is whole to lanes that load it together */
-}
-
-/* All of it. COPIED: it was stored by copies through shared memory, too. */
-template <bool COPIED = false, uint32_t NR>
+ * each counts. COPIED: it was stored by copies through shared memory, too. */
+template <bool COPIED = false>
 static __device__ __forceinline__ void gate_count_rows(
-	const struct gpu_gate *g, struct gate_stored<NR> *s)
+	const struct gpu_gate *g, struct gate_stored *s)
 {
 	if (COPIED)
 		copies_done<0>();
-	gate_count_stored(g, s, 0);
-}
-
-/* Copies of all but the last ones are where they belong. */
-static __device__ __forceinline__ void gate_older_copies_done(
-	const struct gate_stored<GATE_COPIED> *s)
-{
-	uint32_t since = s->closed - s->closed_at[GATE_UNDER_WAY];
-
-	if (since >= 2)
-		copies_done<2>();
-	else if (since == 1)
-		copies_done<1>();
-	else
-		copies_done<0>();
-}
-
-static __device__ __forceinline__ void gate_count_older(
-	const struct gpu_gate *g, struct gate_stored<GATE_COPIED> *s)
-{
-	gate_older_copies_done(s);
-	gate_count_stored(g, s, GATE_UNDER_WAY);
-}
-
-static __device__ __forceinline__ void gate_count_older(
-	const struct gpu_gate *g, struct gate_stored<GATE_STORED> *s)
-{
-	gate_count_stored(g, s, 0);
+	__syncwarp();
+	stores_before_here();
+#pragma unroll
+	for (uint32_t i = 0; i < GATE_UNCOUNTED; i++)
+		if (s->tiles[i] != UINT32_MAX)
+			atomicAdd(&g->ready[s->tiles[i]], 1u);
+	gate_nothing_stored(s);
+	__syncwarp(); /* a line is whole to lanes that load it together */
 }
 
 /* By a warp that has stored a segment: of lane k's route into `tile`, if it went there. */
-template <uint32_t NR>
+template <bool COPIED = false>
 static __device__ __forceinline__ void gate_note_rows(
-	const struct gpu_gate *g, struct gate_stored<NR> *s, uint32_t tile)
+	const struct gpu_gate *g, struct gate_stored *s, uint32_t tile)
 {
-	if (__any_sync(ALL_LANES, s->tiles[NR - 1] != UINT32_MAX))
-		gate_count_older(g, s);
+	if (__any_sync(ALL_LANES, s->tiles[GATE_UNCOUNTED - 1] != UINT32_MAX))
+		gate_count_rows<COPIED>(g, s);
 #pragma unroll
-	for (uint32_t i = NR - 1; i > 0; i--)
+	for (uint32_t i = GATE_UNCOUNTED - 1; i > 0; i--)
 		s->tiles[i] = s->tiles[i - 1];
 	s->tiles[0] = tile;
-#pragma unroll
-	for (uint32_t i = GATE_UNDER_WAY; i > 0; i--)
-		s->closed_at[i] = s->closed_at[i - 1];
-	s->closed_at[0] = s->closed;
 }
 
 /* Lane k's tile of y is whole, if `tile` is one. By a warp; false: it did not become so in time,

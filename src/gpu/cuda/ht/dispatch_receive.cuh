@@ -18,7 +18,7 @@ struct incoming {
 struct to_count {
 	uint32_t tile; /* lane k's, all of whose row is there with the part under way; else
 			  UINT32_MAX */
-	struct gate_stored<GATE_COPIED> stored;
+	struct gate_stored stored;
 };
 
 /* What was fetched last is stored. */
@@ -38,11 +38,9 @@ static __device__ __forceinline__ void store_copies(const struct gpu_dispatch *d
 			__shfl_sync(ALL_LANES, in->position, __ffs(left) - 1), buffer);
 	copies_close();
 	in->lanes = 0;
-	if constexpr (GATED) {
-		count->stored.closed++;
+	if constexpr (GATED)
 		if (__any_sync(ALL_LANES, count->tile != UINT32_MAX))
-			gate_note_rows(&d->gate, &count->stored, count->tile);
-	}
+			gate_note_rows<true>(&d->gate, &count->stored, count->tile);
 }
 
 /* Heads are waited for together, as many as a warp's lanes hold: those of neighbouring tokens and
@@ -159,7 +157,7 @@ static __device__ __forceinline__ void take_row(const struct gpu_dispatch *d,
 	describe_rows(d, source, token, head, from);
 	if ((d->by_source && !early) || source == e->rank) { /* its sender has stored them all */
 		if constexpr (GATED)
-			gate_note_rows(&d->gate, &count->stored, tile);
+			gate_note_rows<true>(&d->gate, &count->stored, tile);
 		return;
 	}
 	same = __match_any_sync(ALL_LANES, head.x); /* an expert named twice has one place */
@@ -169,7 +167,7 @@ static __device__ __forceinline__ void take_row(const struct gpu_dispatch *d,
 		copy_row<GATED>(d, h, w, early ? early_rows(d, h, source) : placed_rows(h),
 			early ? token : from, lanes, head.x, tile, in, count);
 	else if constexpr (GATED)
-		gate_note_rows(&d->gate, &count->stored, tile);
+		gate_note_rows<true>(&d->gate, &count->stored, tile);
 }
 
 /* Lane i's number of tokens of source i, i + 32, ... */
@@ -242,7 +240,7 @@ static __device__ __forceinline__ void receive_all(const struct gpu_dispatch *d,
 	bool good = true;
 	struct source_tokens tokens = count_tokens(e, h, epoch, abandoned);
 	struct incoming in = {};
-	struct to_count count = {};
+	struct to_count count;
 	struct heads all = {};
 
 	if constexpr (GATED)

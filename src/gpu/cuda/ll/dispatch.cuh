@@ -367,7 +367,7 @@ static __device__ __forceinline__ void place_rows(const struct gpu_dispatch *d,
 template <int FORMAT, int X, int ND, int CASE, bool GATED>
 static __device__ __forceinline__ bool receive_part(const struct gpu_dispatch *d,
 	const struct positions *p, uint32_t epoch, struct share a, struct found f,
-	segment<FORMAT, x_kind<X>::SCALED, ND> &s, struct gate_stored<GATE_STORED> *stored)
+	segment<FORMAT, x_kind<X>::SCALED, ND> &s, struct gate_stored *stored)
 {
 	struct placed at = {f.local, position_of<CASE>(d, p, a, f), 0, 0};
 
@@ -394,7 +394,7 @@ static __device__ __forceinline__ void receive_all(const struct gpu_dispatch *d,
 	uint32_t thread = warp * LANES + lane_id(), first = warp * gridDim.x + blockIdx.x,
 		 nr_shares = 0, epoch = state.x, tokens = own_tokens(d, state),
 		 own = tokens * e->by_row_parts.d;
-	struct gate_stored<GATE_STORED> stored;
+	struct gate_stored stored;
 
 	gate_nothing_stored(&stored);
 	positions_clear(p, e->nr_ranks, thread, nr_warps * LANES);
