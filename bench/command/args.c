@@ -47,8 +47,10 @@ static int check_layer(struct bench_args *args)
 {
 	const struct tern_moe_config *config = &args->job.config;
 
-	if (!args->layer && (args->inner || args->share))
-		return args_wrong(args, "--inner and --share go with --layer");
+	if (!args->layer && (args->inner || args->share || args->beside_sms))
+		return args_wrong(args, "--inner, --share and --beside go with --layer");
+	if (args->beside_sms && !config->gate_rows)
+		return args_wrong(args, "--beside needs --gates");
 	if (!args->layer)
 		return 0;
 	if (config->device != TERN_DEVICE_CUDA)

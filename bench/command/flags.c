@@ -354,6 +354,11 @@ const struct option_row bench_flags[] = {
 		NUMBER(share, 1, 1024),
 		.help = "of --layer: what one rank of N has to do, alone on one GPU (--ranks 1): "
 			"its part of the experts, and the rows that all ranks' tokens bring them"},
+	{.name = "beside",
+		.argument = "N",
+		NUMBER(beside_sms, 0, 1024),
+		.help = "of --layer with --gates: the dispatch takes at most N SMs of each GPU, "
+			"and gate and up begin beside it (default #: when it has ended)"},
 	{.help = "Output"},
 	{.name = "json",
 		.argument = "FILE",

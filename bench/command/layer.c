@@ -106,6 +106,7 @@ static int make_layers(struct layer_bench *b, struct layer_run *run)
 	config.down = b->down;
 	config.gate_up_scales = b->gate_up_scales;
 	config.down_scales = b->down_scales;
+	config.beside_sms = b->args->beside_sms;
 	rc = tern_layer_create(run->rounds.moe, &config, &run->swiglu);
 	config.activation = TERN_LINEAR_GATED;
 	return rc ? rc : tern_layer_create(run->rounds.moe, &config, &run->linear);

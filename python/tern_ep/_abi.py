@@ -563,6 +563,7 @@ class tern_layer_config(Structure):
         ("down", c_void_p),
         ("gate_up_scales", POINTER(c_float)),
         ("down_scales", POINTER(c_float)),
+        ("beside_sms", c_uint32),
     ]
 
 

@@ -61,7 +61,7 @@ class Layer:
 
     gate_up [L][2I][H] and down [L][H][I] of the exchange's dispatch_dtype, dense, where its rows are; with FP8 the scales of blocks of
     128 x 128 [L][2][ceil(I / 128)][ceil(H / 128)] (or [L][2 ceil(I / 128)][...]) and [L][ceil(H / 128)][ceil(I / 128)]. They are kept,
-    and read whenever the layer runs."""
+    and read whenever the layer runs. beside_sms: with gate_rows, `run` begins beside the dispatch, which then takes at most so many SMs."""
 
     def __init__(
         self,
@@ -72,6 +72,7 @@ class Layer:
         gate_up_scales: Optional[Array] = None,
         down_scales: Optional[Array] = None,
         activation: Activation = Activation.SWIGLU,
+        beside_sms: int = 0,
     ):
         self.exchange = exchange
         self.inner = self._look_at_weights(gate_up, down, gate_up_scales, down_scales)
@@ -79,7 +80,7 @@ class Layer:
         lib = library()
         config = _abi.tern_layer_config()
         lib.tern_layer_config_init_sized(ctypes.byref(config), ctypes.sizeof(config))
-        config.inner, config.activation = self.inner, activation
+        config.inner, config.activation, config.beside_sms = self.inner, activation, beside_sms
         config.gate_up, config.down = memory.look(gate_up).address, memory.look(down).address
         config.gate_up_scales, config.down_scales = (
             None if s is None else ctypes.cast(memory.look(s).address, ctypes.POINTER(ctypes.c_float)) for s in (gate_up_scales, down_scales)

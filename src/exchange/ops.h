@@ -64,6 +64,9 @@ struct exchange_ops {
 	void *(*layer_lend)(struct tern_layer *layer, uint32_t slot); /* its own rows of y */
 	int (*layer_experts)(struct tern_layer *layer, uint32_t slot,
 		const struct tern_received *received, void *y);
+	/* The dispatch, and the experts beside it, into its own rows of y. Where there are gates.
+	 */
+	int (*layer_beside)(struct tern_layer *layer, const struct tern_dispatch *dispatch);
 
 	/* NULL: there are no streams. */
 	int (*set_stream)(tern_moe *moe, uint32_t slot, void *stream);

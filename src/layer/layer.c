@@ -66,6 +66,11 @@ static int check_config(const tern_moe *moe, const struct tern_layer_config *con
 	int rc = check_exchange(moe);
 
 	rc = rc ? rc : check_range("inner", config->inner, 1, MOST_INNER);
+	if (!rc && config->beside_sms && !moe->config.gate_rows)
+		rc = fail(TERN_ERR_INVALID,
+			"beside_sms is %u, and the exchange's gate_rows 0; who reads rows while "
+			"others come needs gates",
+			config->beside_sms);
 	rc = rc ? rc
 		: check_range("activation", config->activation, TERN_SWIGLU, TERN_LINEAR_GATED);
 	rc = rc ? rc
@@ -201,8 +206,11 @@ static int run_experts(tern_layer *layer, const struct tern_dispatch *dispatch)
 {
 	tern_moe *moe = layer->moe;
 	struct tern_received received = {.size = sizeof(received)};
-	int rc = tern_dispatch(moe, dispatch, &received);
+	int rc;
 
+	if (layer->config.beside_sms)
+		return moe->ops->layer_beside(layer, dispatch);
+	rc = tern_dispatch(moe, dispatch, &received);
 	return rc ? rc
 		  : tern_layer_experts(layer, dispatch->slot, &received,
 			    moe->ops->layer_lend(layer, dispatch->slot));

@@ -22,6 +22,7 @@ refused() {
 
 right 2_ranks 4 --ranks 2 --tokens 1,20 --dtype fp8,bf16
 right 3_ranks 2 --ranks 3 --tokens 9 --mode ll,ht --reduce home
+right beside 8 --ranks 2 --tokens 1,100 --dtype fp8,bf16 --mode ll,ht --gates 64 --beside 3
 right share 4 --share 4 --experts 32 --topk 6 --tokens 1,9 --mode ll,ht
 bench --ranks 2 --tokens 5 --verify --json "$tmp/json" && python3 - "$tmp/json" <<'END'
 import json, sys
@@ -38,6 +39,7 @@ refused share_of_ranks 2 "--share is one rank alone" --share 4 --ranks 2
 refused not_a_multiple 1 "hidden is 512 and inner 200; a layer's kernels take multiples of 512 and 128" --ranks 1 --tokens 1 --inner 200
 refused by_source 1 "layout is TERN_BY_SOURCE" --ranks 1 --tokens 1 --layout source
 small=(--device cuda --hidden 256 --experts 8 --topk 3)
-refused without_layer 2 "--inner and --share go with --layer" --share 2
+refused without_layer 2 "--inner, --share and --beside go with --layer" --share 2
+refused beside_without_gates 2 "--beside needs --gates" --layer --inner 128 --ranks 1 --tokens 1 --beside 3
 refused no_inner 2 "--layer with --preset custom needs --inner" --layer --preset custom
 exit $bad

@@ -337,6 +337,8 @@ static void refuses_settings(void **state)
 	says(tern_layer_create(moe, &c, &layer), TERN_ERR_INVALID, "aligned to 16 bytes");
 	c = good, c.down_scales = memory;
 	says(tern_layer_create(moe, &c, &layer), TERN_ERR_INVALID, "FP8 weights have scales");
+	c = good, c.beside_sms = 3;
+	says(tern_layer_create(moe, &c, &layer), TERN_ERR_INVALID, "beside_sms is 3");
 	c = good, c.size = 7;
 	says(tern_layer_create(moe, &c, &layer), TERN_ERR_INVALID, "tern_layer_config.size is 7");
 	says(tern_layer_create(NULL, &good, &layer), TERN_ERR_INVALID, "NULL");

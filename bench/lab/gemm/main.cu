@@ -56,6 +56,8 @@ void lab_experts_create(const struct layer_shape *shape, struct lab_experts *e)
 	sizes = lab_sizes(e);
 	CHECK(cudaMalloc(&e->counts, shape->experts * sizeof(*e->counts)));
 	CHECK(cudaMalloc(&e->offsets, shape->experts * sizeof(*e->offsets)));
+	CHECK(cudaMalloc(&e->drawn, 2 * sizeof(*e->drawn)));
+	CHECK(cudaMemset(e->drawn, 0, 2 * sizeof(*e->drawn)));
 	CHECK(cudaMalloc(&e->x, sizes.x));
 	CHECK(cudaMalloc(&e->h, sizes.h));
 	CHECK(cudaMalloc(&e->y, sizes.y));
@@ -73,8 +75,8 @@ void lab_experts_create(const struct layer_shape *shape, struct lab_experts *e)
 
 void lab_experts_destroy(struct lab_experts *e)
 {
-	void *all[] = {e->counts, e->offsets, e->x, e->h, e->y, e->gate_up, e->down, e->x_scales,
-		e->h_scales, e->gate_up_scales, e->down_scales};
+	void *all[] = {e->counts, e->offsets, e->drawn, e->x, e->h, e->y, e->gate_up, e->down,
+		e->x_scales, e->h_scales, e->gate_up_scales, e->down_scales};
 
 	for (void *p : all)
 		CHECK(cudaFree(p));
@@ -85,14 +87,16 @@ static int usage(FILE *to)
 	fprintf(to,
 		"usage: tern-lab-gemm verify [--cases N] [--seed N]\n"
 		"       tern-lab-gemm time [--preset NAME] [--ranks 2,32] [--tokens N,...]\n"
-		"                          [--rounds N] [--seed N] [--early 0] [--json]\n"
+		"                          [--rounds N] [--seed N] [--early 0] [--drawn 1] "
+		"[--json]\n"
 		"\n"
 		"The two products of an MoE layer's experts by themselves, on one GPU (sm_90a).\n"
 		"  verify   every element against a reference, bit for bit where sums are exact,\n"
 		"           and within 1.05 of plain fp32's error on normal data\n"
 		"  time     graph replay with a flushed L2, a line for each case: the share of one "
 		"of\n"
-		"           so many ranks of deepseek-v3, qwen3-30b-a3b, gpt-oss-120b\n");
+		"           so many ranks of deepseek-v3, qwen3-30b-a3b, gpt-oss-120b;\n"
+		"           --drawn: blocks draw tiles, where they take every so many\n");
 	return to == stderr ? 2 : 0;
 }
 

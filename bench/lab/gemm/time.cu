@@ -33,7 +33,7 @@ struct options {
 	std::vector<uint32_t> ranks, tokens;
 	uint32_t rounds, blocks;
 	uint64_t seed;
-	bool json, early;
+	bool json, early, drawn;
 };
 
 struct timed {
@@ -111,6 +111,8 @@ static void capture(struct timed *t, const struct options *o, bool empty)
 	CHECK(cudaStreamBeginCapture(t->stream, cudaStreamCaptureModeThreadLocal));
 	if (empty)
 		lab_nothing(t->stream);
+	for (int which = 0; which < 2; which++)
+		t->experts.args[which].drawn = o->drawn ? t->experts.drawn : NULL;
 	for (int which = 0; which < 2 && !empty; which++)
 		CHECK(layer_launch((enum layer_which)which, dtype, &t->experts.args[which],
 			which == LAYER_DOWN && o->early, o->blocks, t->stream));
@@ -320,6 +322,8 @@ static int take_option(struct options *o, const char *name, const char *value)
 		o->seed = strtoull(value, NULL, 0);
 	else if (!strcmp(name, "--early"))
 		o->early = atoi(value);
+	else if (!strcmp(name, "--drawn"))
+		o->drawn = atoi(value);
 	else
 		return 0;
 	return 1;

@@ -51,7 +51,7 @@ int device_layer_open(struct device_exchange *exchange, const struct tern_layer_
 void device_layer_close(struct device_layer *layer);
 int device_routes_count(const struct tern_routes *routes);
 int device_layer_run(struct device_layer *layer, const struct device_call *call,
-	const struct device_layer_rows *rows);
+	const struct device_layer_rows *rows, bool beside);
 /* view.c */
 int device_exchange_quiesce(const struct device_exchange *exchange);
 int device_exchange_epoch(struct device_exchange *exchange, uint32_t slot, uint32_t *epoch);

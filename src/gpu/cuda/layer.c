@@ -23,6 +23,7 @@ struct device_layer {
 	struct layer_shape shape;
 	uint32_t nr_sms;
 	int early;              /* kernels may be scheduled before those ahead have ended */
+	uint32_t *drawn;        /* [nr_slots][2], as layer_args has it; NULL: nothing runs beside */
 	struct prepared *slots; /* [nr_slots] */
 };
 
@@ -76,6 +77,18 @@ static int check_device(const struct device_exchange *x)
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
+static int make_drawn(struct device_layer *l)
+{
+	size_t bytes = l->exchange->config.nr_slots * 2 * sizeof(*l->drawn);
+	int rc;
+
+	if (!l->config.beside_sms)
+		return 0;
+	rc = cuda_check(cudaMalloc((void **)&l->drawn, bytes), "cudaMalloc of a layer's tiles");
+	return rc ? rc
+		  : cuda_check(cudaMemset(l->drawn, 0, bytes), "cudaMemset of a layer's tiles");
+}
+
 int device_layer_open(struct device_exchange *x, const struct tern_layer_config *config,
 	struct device_layer **out)
 {
@@ -110,12 +123,18 @@ int device_layer_open(struct device_exchange *x, const struct tern_layer_config 
 		.inner = config->inner,
 		.rows_max = x->positions};
 	l->early = x->early && x->positions <= (uint64_t)nr_local * MOST_EARLY_ROWS;
-	*out = l;
-	return 0;
+	rc = make_drawn(l);
+	if (rc)
+		device_layer_close(l);
+	else
+		*out = l;
+	return rc;
 }
 
 void device_layer_close(struct device_layer *l)
 {
+	if (l->drawn)
+		(void)cudaFree(l->drawn);
 	free(l->slots);
 	free(l);
 }
@@ -156,25 +175,40 @@ static int prepare_slot(
 	return rc;
 }
 
+/* Down begins behind the end of gate and up, and so of the dispatch: with no row here it would know
+ * of neither. */
+static int put_products(const struct device_layer *l, const struct prepared *p,
+	const struct device_call *call, bool beside)
+{
+	int rc =
+		cuda_check(layer_launch(LAYER_GATE_UP, l->shape.dtype, &p->args[LAYER_GATE_UP],
+				   beside ? l->exchange->early : l->early, l->nr_sms, call->stream),
+			"the kernel of gate and up");
+
+	return rc ? rc
+		  : cuda_check(layer_launch(LAYER_DOWN, l->shape.dtype, &p->args[LAYER_DOWN],
+				       l->early && !beside, l->nr_sms, call->stream),
+			    "the kernel of down");
+}
+
 int device_layer_run(struct device_layer *l, const struct device_call *call,
-	const struct device_layer_rows *rows)
+	const struct device_layer_rows *rows, bool beside)
 {
 	struct prepared *p = &l->slots[call->slot];
+	struct tern_gate *gate = &p->args[LAYER_GATE_UP].gate;
 	int rc = device_check_current(l->exchange);
 
 	if (rc || !l->shape.experts)
 		return rc;
 	rc = prepare_slot(l, p, rows);
+	memset(gate, 0, sizeof(*gate));
+	if (beside)
+		device_exchange_gate(l->exchange, call->slot, call->wait_ns, gate);
+	for (int which = 0; which < 2; which++)
+		p->args[which].drawn = beside ? l->drawn + 2 * call->slot : NULL;
 #ifdef TERN_TRACE
 	for (int which = 0; which < 2; which++)
 		p->args[which].marks = l->exchange->layer_trace[which];
 #endif
-	rc = rc ? rc
-		: cuda_check(layer_launch(LAYER_GATE_UP, l->shape.dtype, &p->args[LAYER_GATE_UP],
-				     l->early, l->nr_sms, call->stream),
-			  "the kernel of gate and up");
-	return rc ? rc
-		  : cuda_check(layer_launch(LAYER_DOWN, l->shape.dtype, &p->args[LAYER_DOWN],
-				       l->early, l->nr_sms, call->stream),
-			    "the kernel of down");
+	return rc ? rc : put_products(l, p, call, beside);
 }

@@ -82,8 +82,8 @@ void *device_layer_lend(struct tern_layer *layer, uint32_t slot)
 	return layer->room->slots[slot] + parts_of(layer->moe, layer->room->inner).y;
 }
 
-int device_layer_experts(
-	struct tern_layer *layer, uint32_t slot, const struct tern_received *received, void *y)
+static int put_experts(struct tern_layer *layer, uint32_t slot,
+	const struct tern_received *received, void *y, bool beside)
 {
 	const tern_moe *moe = layer->moe;
 	struct device *d = moe->device;
@@ -97,7 +97,29 @@ int device_layer_experts(
 		.h = at + p.h,
 		.h_scales = (float *)(void *)(at + p.h_scales),
 		.y = y};
-	int rc = check_there(d, "y", y);
 
-	return rc ? rc : device_outcome(d, d->ops->layer_run(layer->inside, &call, &rows));
+	return device_outcome(d, d->ops->layer_run(layer->inside, &call, &rows, beside));
+}
+
+int device_layer_experts(
+	struct tern_layer *layer, uint32_t slot, const struct tern_received *received, void *y)
+{
+	int rc = check_there(layer->moe->device, "y", y);
+
+	return rc ? rc : put_experts(layer, slot, received, y, false);
+}
+
+int device_layer_beside(struct tern_layer *layer, const struct tern_dispatch *dispatch)
+{
+	struct tern_received received = {.size = sizeof(received)};
+	struct device *d = layer->moe->device;
+	uint32_t nr_sms = d->nr_sms, beside_sms = layer->config.beside_sms;
+	int rc;
+
+	d->nr_sms = nr_sms && nr_sms < beside_sms ? nr_sms : beside_sms;
+	rc = tern_dispatch(layer->moe, dispatch, &received);
+	d->nr_sms = nr_sms;
+	return rc ? rc
+		  : put_experts(layer, dispatch->slot, &received,
+			    device_layer_lend(layer, dispatch->slot), true);
 }

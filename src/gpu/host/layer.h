@@ -12,5 +12,6 @@ void device_layer_room_close(tern_moe *moe, struct layer_room *room);
 void *device_layer_lend(struct tern_layer *layer, uint32_t slot);
 int device_layer_experts(
 	struct tern_layer *layer, uint32_t slot, const struct tern_received *received, void *y);
+int device_layer_beside(struct tern_layer *layer, const struct tern_dispatch *dispatch);
 
 #endif

@@ -188,8 +188,9 @@ struct device_ops {
 	int (*layer_open)(struct device_exchange *exchange, const struct tern_layer_config *config,
 		struct device_layer **layer);
 	void (*layer_close)(struct device_layer *layer);
+	/* beside: right behind the dispatch on the stream, and begins before it ends; gates. */
 	int (*layer_run)(struct device_layer *layer, const struct device_call *call,
-		const struct device_layer_rows *rows);
+		const struct device_layer_rows *rows, bool beside);
 	/* On the current device, and arguments have been looked at. */
 	int (*count_routes)(const struct tern_routes *routes);
 	/* What kernels have reported, or a reason of 0; an input error is handed out once. */

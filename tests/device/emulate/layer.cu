@@ -2,9 +2,9 @@
 /* In place of src/gpu/cuda/layer/gemm.cu, whose products an emulated GPU does not have: the same
  * sums in plain loops, a row a lane, so that all around them runs. */
 #include "gpu/cuda/common/quantise.cuh"
-#include "gpu/cuda/layer/gemm.h"
+#include "gpu/cuda/layer/deal.cuh"
 
-#define LANES_OF_BLOCK 64
+#define MOST_BLOCKS 4 /* of a warp */
 #define BLOCK 128
 
 /* What gemm.cu tells tensor maps. */
@@ -107,25 +107,72 @@ static __device__ void mark(const struct layer_args *a, enum layer_mark which)
 #endif
 }
 
+/* The nr-th row of all experts; false: there are not so many. */
+static __device__ bool find_row(
+	const struct layer_args *a, uint32_t nr, uint32_t *expert, uint32_t *within)
+{
+	*within = nr;
+	for (*expert = 0; *expert < a->experts; ++*expert) {
+		uint32_t count = a->by_expert.counts[*expert];
+
+		if (*within < count)
+			return a->by_expert.offsets[*expert] + *within < a->rows_max;
+		*within -= count;
+	}
+	return false;
+}
+
+static __device__ void compute_row(
+	const struct layer_args *a, enum layer_which which, uint32_t expert, uint64_t row, bool fp8)
+{
+	if (which == LAYER_GATE_UP)
+		gate_up_row(a, expert, row, fp8);
+	for (uint32_t m = 0; m < a->m && which == LAYER_DOWN; m++)
+		((uint16_t *)a->out)[row * a->out_stride + m] =
+			bf16_rounded(dot(a, expert, m, row, fp8));
+}
+
+/* By one lane for all: whether rows of this round are waited for one by one. */
+static __device__ bool begin(const struct layer_args *a, enum layer_which which, uint32_t *round)
+{
+	bool beside = which == LAYER_GATE_UP && is_beside(a);
+
+	*round = beside ? tern_gate_round(&a->gate) : 0;
+	beside = beside && counts_came(a, *round);
+	if (!beside)
+		wait_for_previous();
+	if (blockIdx.x == 0)
+		put_back(a, which == LAYER_GATE_UP ? LAYER_DOWN : LAYER_GATE_UP);
+	return beside;
+}
+
+/* A tile is as many rows as a warp has lanes, of whatever experts. */
 static __global__ void plain_layer(
 	const __grid_constant__ struct layer_args args, enum layer_which which, bool fp8)
 {
 	const struct layer_args *a = &args;
-	uint32_t lane = blockIdx.x * LANES_OF_BLOCK + threadIdx.x, nr = 0;
+	uint32_t round = 0, next;
+	bool beside = lane_id() == 0 && begin(a, which, &round);
 
+	beside = __shfl_sync(ALL_LANES, beside, 0);
+	round = __shfl_sync(ALL_LANES, round, 0);
 	mark(a, MARK_BEGIN);
-	for (uint32_t e = 0; e < a->experts; e++)
-		for (uint32_t i = 0; i < a->by_expert.counts[e]; i++, nr++) {
-			uint64_t row = a->by_expert.offsets[e] + i;
+	let_next_start();
+	for (uint32_t tile = blockIdx.x;; tile = next) {
+		uint32_t expert, within;
+		bool there = find_row(a, tile * LANES + lane_id(), &expert, &within);
 
-			if (nr % (gridDim.x * LANES_OF_BLOCK) != lane || row >= a->rows_max)
-				continue;
-			if (which == LAYER_GATE_UP)
-				gate_up_row(a, e, row, fp8);
-			for (uint32_t m = 0; m < a->m && which == LAYER_DOWN; m++)
-				((uint16_t *)a->out)[row * a->out_stride + m] =
-					bf16_rounded(dot(a, e, m, row, fp8));
-		}
+		if (!__any_sync(ALL_LANES, there))
+			break;
+		next = lane_id() == 0 ? tile_after(a, which, tile) : 0;
+		next = __shfl_sync(ALL_LANES, next, 0);
+		if (there && beside && !rows_came(a, round, expert, within, 1))
+			wait_for_previous();
+		if (there)
+			compute_row(a, which, expert, a->by_expert.offsets[expert] + within, fp8);
+		__syncwarp();
+	}
+	wait_for_previous();
 	mark(a, MARK_END);
 }
 
@@ -161,9 +208,14 @@ cudaError_t layer_launch(enum layer_which which, enum layer_dtype dtype,
 {
 	cudaLaunchConfig_t config = {};
 
-	(void)early;
-	config.gridDim = blocks < 2 ? blocks : 2;
-	config.blockDim = LANES_OF_BLOCK;
+	cudaLaunchAttribute attribute = {};
+
+	attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+	attribute.val.programmaticStreamSerializationAllowed = 1;
+	config.gridDim = blocks < MOST_BLOCKS ? blocks : MOST_BLOCKS;
+	config.blockDim = LANES;
 	config.stream = stream;
+	config.attrs = &attribute;
+	config.numAttrs = early ? 1 : 0;
 	return cudaLaunchKernelEx(&config, plain_layer, *args, which, dtype == LAYER_FP8);
 }

@@ -139,7 +139,7 @@ template <class T, int WHICH>
 static cudaError_t launch(
 	const struct layer_args *args, int early, uint32_t blocks, cudaStream_t stream)
 {
-	void (*kernel)(struct layer_args, gate_of_stream) = layer_kernel<T, WHICH, gate_of_stream>;
+	void (*kernel)(struct layer_args) = layer_kernel<T, WHICH>;
 	const int bytes = sizeof(struct shared_memory) + 1023;
 	cudaError_t rc = cudaFuncSetAttribute(
 		(const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
@@ -154,7 +154,7 @@ static cudaError_t launch(
 	config.stream = stream;
 	config.attrs = &attribute;
 	config.numAttrs = early ? 1 : 0;
-	return rc ? rc : cudaLaunchKernelEx(&config, kernel, *args, gate_of_stream());
+	return rc ? rc : cudaLaunchKernelEx(&config, kernel, *args);
 }
 
 cudaError_t layer_launch(enum layer_which which, enum layer_dtype dtype,
@@ -174,7 +174,7 @@ cudaError_t layer_load(void)
 {
 	cudaFuncAttributes attributes;
 	cudaError_t rc = cudaFuncGetAttributes(
-		&attributes, (const void *)layer_kernel<__nv_bfloat16, LAYER_DOWN, gate_of_stream>);
+		&attributes, (const void *)layer_kernel<__nv_bfloat16, LAYER_DOWN>);
 
 	if (rc)
 		(void)cudaGetLastError();

@@ -10,8 +10,8 @@
  *                rows wait for
  *   warps 4..11  two warpgroups: each has 64 weights' rows of both halves
  *
- * Blocks stay, and take every gridDim.x-th tile; tiles lie by expert, weights' rows, rows, so that
- * those which share weights run side by side.
+ * Blocks stay, and take every gridDim.x-th tile, or draw them (deal.cuh); tiles lie by expert,
+ * weights' rows, rows, so that those which share weights run side by side.
  */
 #ifndef TERN_GPU_CUDA_LAYER_GEMM_CUH
 #define TERN_GPU_CUDA_LAYER_GEMM_CUH
@@ -22,11 +22,13 @@ template <class T, int WHICH>
 static __device__ void load_weights(const struct layer_args *args, struct shared_memory *mine)
 {
 	const struct expert_tiles *at = mine->list.experts;
-	struct place place = {0, 0};
+	struct place place = {0, 0}, telling = {0, 0};
 	struct tile tile;
 	uint64_t waited = 0;
+	uint32_t next;
 
-	for (uint32_t nr = blockIdx.x; find_tile(args, &at, nr, &tile); nr += gridDim.x)
+	for (uint32_t nr = blockIdx.x; find_tile(args, &at, nr, &tile); nr = next) {
+		next = tile_after(args, (enum layer_which)WHICH, nr);
 		for (uint32_t k = 0; k < args->k_blocks; k++, go_on(&place)) {
 			uint64_t *full = &mine->full[place.stage];
 			uint8_t *to = mine->weights[place.stage];
@@ -44,24 +46,45 @@ static __device__ void load_weights(const struct layer_args *args, struct shared
 					copy_tile_4d(to + half * HALF_BYTES, &args->weights, full,
 						x, tile.m_tile * 256 + half * 128, 0, tile.expert);
 		}
+		if (args->drawn)
+			tell_tile(mine, &telling, next);
+	}
 	mark_leave(args, MARK_ROOM, waited);
 }
 
-template <class T, class Gate>
-static __device__ void load_rows(
-	const struct layer_args *args, struct shared_memory *mine, const Gate &gate)
+/* The tile behind this one, for who does not draw. */
+static __device__ uint32_t next_tile(const struct layer_args *args, struct shared_memory *mine,
+	struct place *hearing, uint32_t lanes, uint32_t nr)
+{
+	return args->drawn ? hear_tile(mine, hearing, lanes) : nr + gridDim.x;
+}
+
+/* What does not come in time comes with the end of the dispatch, which waits no longer than it may,
+ * and says so. This kernel ends behind it, too: the next one counts on that. */
+template <class T, int WHICH>
+static __device__ void load_rows(const struct layer_args *args, struct shared_memory *mine)
 {
 	const bool scaled = sizeof(T) == 1;
 	const struct expert_tiles *at = mine->list.experts;
-	struct place place = {0, 0};
+	struct place place = {0, 0}, hearing = {0, 0};
 	struct tile tile;
 
-	for (uint32_t nr = blockIdx.x; find_tile(args, &at, nr, &tile); nr += gridDim.x) {
+	if (WHICH == LAYER_DOWN)
+		wait_for_kernel_before();
+	if (WHICH == LAYER_DOWN && blockIdx.x == 0)
+		put_back(args, LAYER_GATE_UP);
+	for (uint32_t nr = blockIdx.x; find_tile(args, &at, nr, &tile);
+		nr = next_tile(args, mine, &hearing, 1, nr)) {
 		const struct layer_map *rows = &args->rows[tile.width_index];
 		const struct layer_map *scales = &args->scales[tile.width_index];
 		uint32_t bytes = tile.width * (128 + (scaled ? sizeof(mine->scales[0][0]) : 0));
 
-		gate.wait_rows(tile.expert, tile.first_row, tile.rows);
+		if (WHICH == LAYER_GATE_UP && mine->beside &&
+			!rows_came(args, mine->round, tile.expert, tile.first_row - at->first_row,
+				tile.rows)) {
+			wait_for_kernel_before();
+			mine->beside = false;
+		}
 		for (uint32_t k = 0; k < args->k_blocks; k++, go_on(&place)) {
 			uint64_t *full = &mine->full[place.stage];
 
@@ -74,6 +97,7 @@ static __device__ void load_rows(
 					k / SCALES_AT_ONCE * SCALES_AT_ONCE, tile.first_row);
 		}
 	}
+	wait_for_kernel_before();
 }
 
 static __device__ void wait_full(
@@ -329,12 +353,13 @@ template <class T, int WHICH>
 static __device__ void compute(const struct layer_args *args, struct shared_memory *mine)
 {
 	const struct expert_tiles *at = mine->list.experts;
-	struct place place = {0, 0};
+	struct place place = {0, 0}, hearing = {0, 0};
 	struct seat seat = {threadIdx.x / 128 - 1, threadIdx.x / 32 - 4, threadIdx.x % 32};
 	struct tile tile;
 	uint64_t waited = 0, tiles = 0, since = mark_clock();
 
-	for (uint32_t nr = blockIdx.x; find_tile(args, &at, nr, &tile); nr += gridDim.x, tiles++)
+	for (uint32_t nr = blockIdx.x; find_tile(args, &at, nr, &tile);
+		nr = next_tile(args, mine, &hearing, ~0u, nr), tiles++)
 		switch (tile.width_index) {
 		case 0:
 			compute_tile<T, WHICH, 8>(args, mine, &tile, &seat, &place, &waited);
@@ -365,18 +390,21 @@ static __device__ void compute(const struct layer_args *args, struct shared_memo
 	}
 }
 
-/* A gate that is open once the kernel before this one has ended. A gate's wait_rows(expert,
- * first_row, rows) returns when the tile's rows may be read by tensor maps. */
-struct gate_of_stream {
-	__device__ void wait_rows(uint32_t, uint32_t, uint32_t) const
-	{
-		wait_for_kernel_before();
+/* By the block: which rows there are. */
+static __device__ void await_counts(const struct layer_args *args, struct shared_memory *mine)
+{
+	if (threadIdx.x == 0) {
+		mine->round = is_beside(args) ? tern_gate_round(&args->gate) : 0;
+		mine->beside = is_beside(args) && counts_came(args, mine->round);
 	}
-};
+	__syncthreads();
+	if (!mine->beside)
+		wait_for_kernel_before();
+}
 
-template <class T, int WHICH, class Gate>
+template <class T, int WHICH>
 static __global__ void __launch_bounds__(THREADS, 1)
-	layer_kernel(const __grid_constant__ struct layer_args args, const Gate gate)
+	layer_kernel(const __grid_constant__ struct layer_args args)
 {
 	extern __shared__ uint8_t unaligned[];
 	/* By an offset, so that the compiler sees that it is shared memory. */
@@ -390,14 +418,18 @@ static __global__ void __launch_bounds__(THREADS, 1)
 		for (int i = 0; i < STAGES; i++) {
 			barrier_init(&mine->full[i], 2);
 			barrier_init(&mine->empty[i], CONSUMERS / 32);
+			barrier_init(&mine->told[i], 1);
+			barrier_init(&mine->heard[i], 1 + CONSUMERS / 32);
 		}
 		asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 		prefetch_map(&args.weights);
 	}
 	/* Counts come with gate and up's rows, and stand long since for down. */
 	if (WHICH == LAYER_GATE_UP)
-		wait_for_kernel_before();
+		await_counts(&args, mine);
 	list_experts(&args, &mine->list);
+	if (WHICH == LAYER_GATE_UP && blockIdx.x == 0 && threadIdx.x == 0)
+		put_back(&args, LAYER_DOWN);
 	__syncthreads();
 	let_next_kernel_start(); /* which reads counts as well */
 	if (threadIdx.x == 0)
@@ -410,7 +442,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 		if (threadIdx.x == 0)
 			load_weights<T, WHICH>(&args, mine);
 		else if (threadIdx.x == 32)
-			load_rows<T>(&args, mine, gate);
+			load_rows<T, WHICH>(&args, mine);
 	}
 }
 

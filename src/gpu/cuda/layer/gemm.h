@@ -13,6 +13,8 @@
 #include <cuda_runtime_api.h>
 #include <stdint.h>
 
+#include "tern.h"
+
 #define LAYER_EXPERTS_MAX 256u /* local ones */
 #define LAYER_WIDTHS 6u        /* of tiles: 8, 16, 32, 64, 96, 128 rows */
 
@@ -83,6 +85,9 @@ struct layer_args {
 	uint32_t experts, m, k; /* m: rows of out, I or H */
 	uint32_t m_tiles, k_blocks;
 	enum layer_activation activation;
+	struct tern_gate gate; /* words is NULL: rows are there when the kernel before has ended */
+	uint32_t *drawn; /* [2] tiles of each product that blocks have taken beyond their first
+			    ones, zeros before the first launch; NULL: each takes every so many */
 #ifdef TERN_TRACE
 	uint64_t *marks; /* NULL, or [blocks][LAYER_MARKS] */
 #endif

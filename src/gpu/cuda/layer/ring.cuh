@@ -3,6 +3,7 @@
 #ifndef TERN_GPU_CUDA_LAYER_RING_CUH
 #define TERN_GPU_CUDA_LAYER_RING_CUH
 
+#include "gpu/cuda/layer/deal.cuh"
 #include "gpu/cuda/layer/tiles.cuh"
 
 #define STAGES 4
@@ -22,6 +23,9 @@ struct shared_memory {
 	uint8_t out[2][OUT_WIDTH * OUT_PITCH];
 	float amax[CONSUMERS / 32][NARROW_MAX];
 	uint64_t full[STAGES], empty[STAGES];
+	uint32_t drawn[STAGES]; /* tiles, by who loads weights for all others */
+	uint64_t told[STAGES], heard[STAGES];
+	uint32_t beside, round; /* beside: rows of this round are waited for, tile by tile */
 	struct tile_list list;
 };
 
@@ -36,6 +40,31 @@ static __device__ void go_on(struct place *place)
 		place->stage = 0;
 		place->parity ^= 1;
 	}
+}
+
+/* Who loads weights draws tiles, and tells rows' loader and the consuming warps. The first one they
+ * all know. */
+static __device__ void tell_tile(struct shared_memory *mine, struct place *place, uint32_t tile)
+{
+	barrier_wait(&mine->heard[place->stage], place->parity ^ 1);
+	mine->drawn[place->stage] = tile;
+	barrier_arrive(&mine->told[place->stage]);
+	go_on(place);
+}
+
+/* By these lanes of a warp, its first among them. */
+static __device__ uint32_t hear_tile(
+	struct shared_memory *mine, struct place *place, uint32_t lanes)
+{
+	uint32_t tile;
+
+	barrier_wait(&mine->told[place->stage], place->parity);
+	tile = mine->drawn[place->stage];
+	__syncwarp(lanes);
+	if (threadIdx.x % 32 == 0)
+		barrier_arrive(&mine->heard[place->stage]);
+	go_on(place);
+	return tile;
 }
 
 /* A consuming thread: its warpgroup, and its place there. */
