@@ -164,7 +164,7 @@ static __global__ void plain_layer(
 
 		if (!__any_sync(ALL_LANES, there))
 			break;
-		next = lane_id() == 0 ? tile_after(a, which, tile) : 0;
+		next = lane_id() == 0 ? tile_after<true>(a, which, tile) : 0;
 		next = __shfl_sync(ALL_LANES, next, 0);
 		if (there && beside && !rows_came(a, round, expert, within, 1))
 			wait_for_previous();

@@ -17,10 +17,12 @@
 #include "gpu/cuda/layer/gemm.h"
 #include "tern_device.cuh"
 
+template <bool BESIDE>
 static __device__ __forceinline__ uint32_t tile_after(
 	const struct layer_args *args, enum layer_which which, uint32_t nr)
 {
-	return args->drawn ? gridDim.x + atomicAdd(&args->drawn[which], 1u) : nr + gridDim.x;
+	return BESIDE && args->drawn ? gridDim.x + atomicAdd(&args->drawn[which], 1u)
+				     : nr + gridDim.x;
 }
 
 /* By one thread. Whose kernel this lets start behind it sees it. */

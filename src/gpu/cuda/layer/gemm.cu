@@ -139,7 +139,8 @@ template <class T, int WHICH>
 static cudaError_t launch(
 	const struct layer_args *args, int early, uint32_t blocks, cudaStream_t stream)
 {
-	void (*kernel)(struct layer_args) = layer_kernel<T, WHICH>;
+	void (*kernel)(struct layer_args) =
+		args->drawn ? layer_kernel<T, WHICH, true> : layer_kernel<T, WHICH, false>;
 	const int bytes = sizeof(struct shared_memory) + 1023;
 	cudaError_t rc = cudaFuncSetAttribute(
 		(const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
@@ -174,7 +175,7 @@ cudaError_t layer_load(void)
 {
 	cudaFuncAttributes attributes;
 	cudaError_t rc = cudaFuncGetAttributes(
-		&attributes, (const void *)layer_kernel<__nv_bfloat16, LAYER_DOWN>);
+		&attributes, (const void *)layer_kernel<__nv_bfloat16, LAYER_DOWN, false>);
 
 	if (rc)
 		(void)cudaGetLastError();

@@ -18,7 +18,7 @@
 
 #include "gpu/cuda/layer/leave.cuh"
 
-template <class T, int WHICH>
+template <class T, int WHICH, bool BESIDE>
 static __device__ void load_weights(const struct layer_args *args, struct shared_memory *mine)
 {
 	const struct expert_tiles *at = mine->list.experts;
@@ -28,7 +28,7 @@ static __device__ void load_weights(const struct layer_args *args, struct shared
 	uint32_t next;
 
 	for (uint32_t nr = blockIdx.x; find_tile(args, &at, nr, &tile); nr = next) {
-		next = tile_after(args, (enum layer_which)WHICH, nr);
+		next = tile_after<BESIDE>(args, (enum layer_which)WHICH, nr);
 		for (uint32_t k = 0; k < args->k_blocks; k++, go_on(&place)) {
 			uint64_t *full = &mine->full[place.stage];
 			uint8_t *to = mine->weights[place.stage];
@@ -46,22 +46,23 @@ static __device__ void load_weights(const struct layer_args *args, struct shared
 					copy_tile_4d(to + half * HALF_BYTES, &args->weights, full,
 						x, tile.m_tile * 256 + half * 128, 0, tile.expert);
 		}
-		if (args->drawn)
+		if (BESIDE && args->drawn)
 			tell_tile(mine, &telling, next);
 	}
 	mark_leave(args, MARK_ROOM, waited);
 }
 
 /* The tile behind this one, for who does not draw. */
+template <bool BESIDE>
 static __device__ uint32_t next_tile(const struct layer_args *args, struct shared_memory *mine,
 	struct place *hearing, uint32_t lanes, uint32_t nr)
 {
-	return args->drawn ? hear_tile(mine, hearing, lanes) : nr + gridDim.x;
+	return BESIDE && args->drawn ? hear_tile(mine, hearing, lanes) : nr + gridDim.x;
 }
 
 /* What does not come in time comes with the end of the dispatch, which waits no longer than it may,
- * and says so. This kernel ends behind it, too: the next one counts on that. */
-template <class T, int WHICH>
+ * and says so. BESIDE: this kernel ends behind it, too: the next one counts on that. */
+template <class T, int WHICH, bool BESIDE>
 static __device__ void load_rows(const struct layer_args *args, struct shared_memory *mine)
 {
 	const bool scaled = sizeof(T) == 1;
@@ -69,17 +70,19 @@ static __device__ void load_rows(const struct layer_args *args, struct shared_me
 	struct place place = {0, 0}, hearing = {0, 0};
 	struct tile tile;
 
-	if (WHICH == LAYER_DOWN)
+	if (BESIDE && WHICH == LAYER_DOWN)
 		wait_for_kernel_before();
-	if (WHICH == LAYER_DOWN && blockIdx.x == 0)
+	if (BESIDE && WHICH == LAYER_DOWN && blockIdx.x == 0)
 		put_back(args, LAYER_GATE_UP);
 	for (uint32_t nr = blockIdx.x; find_tile(args, &at, nr, &tile);
-		nr = next_tile(args, mine, &hearing, 1, nr)) {
+		nr = next_tile<BESIDE>(args, mine, &hearing, 1, nr)) {
 		const struct layer_map *rows = &args->rows[tile.width_index];
 		const struct layer_map *scales = &args->scales[tile.width_index];
 		uint32_t bytes = tile.width * (128 + (scaled ? sizeof(mine->scales[0][0]) : 0));
 
-		if (WHICH == LAYER_GATE_UP && mine->beside &&
+		if (!BESIDE)
+			wait_for_kernel_before();
+		if (BESIDE && WHICH == LAYER_GATE_UP && mine->beside &&
 			!rows_came(args, mine->round, tile.expert, tile.first_row - at->first_row,
 				tile.rows)) {
 			wait_for_kernel_before();
@@ -97,7 +100,8 @@ static __device__ void load_rows(const struct layer_args *args, struct shared_me
 					k / SCALES_AT_ONCE * SCALES_AT_ONCE, tile.first_row);
 		}
 	}
-	wait_for_kernel_before();
+	if (BESIDE)
+		wait_for_kernel_before();
 }
 
 static __device__ void wait_full(
@@ -349,7 +353,7 @@ static __device__ void compute_tile(const struct layer_args *args, struct shared
 	}
 }
 
-template <class T, int WHICH>
+template <class T, int WHICH, bool BESIDE>
 static __device__ void compute(const struct layer_args *args, struct shared_memory *mine)
 {
 	const struct expert_tiles *at = mine->list.experts;
@@ -359,7 +363,7 @@ static __device__ void compute(const struct layer_args *args, struct shared_memo
 	uint64_t waited = 0, tiles = 0, since = mark_clock();
 
 	for (uint32_t nr = blockIdx.x; find_tile(args, &at, nr, &tile);
-		nr = next_tile(args, mine, &hearing, ~0u, nr), tiles++)
+		nr = next_tile<BESIDE>(args, mine, &hearing, ~0u, nr), tiles++)
 		switch (tile.width_index) {
 		case 0:
 			compute_tile<T, WHICH, 8>(args, mine, &tile, &seat, &place, &waited);
@@ -402,7 +406,8 @@ static __device__ void await_counts(const struct layer_args *args, struct shared
 		wait_for_kernel_before();
 }
 
-template <class T, int WHICH>
+/* BESIDE: gate and up may run beside the dispatch, and tiles may be drawn. */
+template <class T, int WHICH, bool BESIDE>
 static __global__ void __launch_bounds__(THREADS, 1)
 	layer_kernel(const __grid_constant__ struct layer_args args)
 {
@@ -418,17 +423,21 @@ static __global__ void __launch_bounds__(THREADS, 1)
 		for (int i = 0; i < STAGES; i++) {
 			barrier_init(&mine->full[i], 2);
 			barrier_init(&mine->empty[i], CONSUMERS / 32);
-			barrier_init(&mine->told[i], 1);
-			barrier_init(&mine->heard[i], 1 + CONSUMERS / 32);
+			if (BESIDE) {
+				barrier_init(&mine->told[i], 1);
+				barrier_init(&mine->heard[i], 1 + CONSUMERS / 32);
+			}
 		}
 		asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 		prefetch_map(&args.weights);
 	}
 	/* Counts come with gate and up's rows, and stand long since for down. */
-	if (WHICH == LAYER_GATE_UP)
+	if (WHICH == LAYER_GATE_UP && BESIDE)
 		await_counts(&args, mine);
+	else if (WHICH == LAYER_GATE_UP)
+		wait_for_kernel_before();
 	list_experts(&args, &mine->list);
-	if (WHICH == LAYER_GATE_UP && blockIdx.x == 0 && threadIdx.x == 0)
+	if (BESIDE && WHICH == LAYER_GATE_UP && blockIdx.x == 0 && threadIdx.x == 0)
 		put_back(&args, LAYER_DOWN);
 	__syncthreads();
 	let_next_kernel_start(); /* which reads counts as well */
@@ -436,13 +445,13 @@ static __global__ void __launch_bounds__(THREADS, 1)
 		mark_leave(&args, MARK_LISTED, mark_now());
 	if (warp >= 4) {
 		take_registers<240>();
-		compute<T, WHICH>(&args, mine);
+		compute<T, WHICH, BESIDE>(&args, mine);
 	} else {
 		leave_registers<24>();
 		if (threadIdx.x == 0)
-			load_weights<T, WHICH>(&args, mine);
+			load_weights<T, WHICH, BESIDE>(&args, mine);
 		else if (threadIdx.x == 32)
-			load_rows<T, WHICH>(&args, mine);
+			load_rows<T, WHICH, BESIDE>(&args, mine);
 	}
 }
 

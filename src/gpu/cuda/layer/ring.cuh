@@ -23,10 +23,10 @@ struct shared_memory {
 	uint8_t out[2][OUT_WIDTH * OUT_PITCH];
 	float amax[CONSUMERS / 32][NARROW_MAX];
 	uint64_t full[STAGES], empty[STAGES];
-	uint32_t drawn[STAGES]; /* tiles, by who loads weights for all others */
-	uint64_t told[STAGES], heard[STAGES];
-	uint32_t beside, round; /* beside: rows of this round are waited for, tile by tile */
 	struct tile_list list;
+	uint64_t told[STAGES], heard[STAGES];
+	uint32_t drawn[STAGES]; /* tiles, by who loads weights for all others */
+	uint32_t beside, round; /* beside: rows of this round are waited for, tile by tile */
 };
 
 /* A place in the ring, and how often it went round. */
