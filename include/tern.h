@@ -651,8 +651,8 @@ struct tern_combine {
 				route, from its expert's rank, bit for bit; 0 where the id is -1.
 				Read until the combine has ended. NULL: not wanted */
 	uint64_t tag;        /* elastic, with a plan and no round under way: as tern_dispatch.tag */
-	uint32_t gated; /* not 0, in low latency: y's rows are waited for tile by tile, until each
-			   has so many marks of tern_tile_done: see "gates" */
+	uint32_t gated; /* not 0: y's rows are waited for tile by tile, until each has so many marks
+			   of tern_tile_done: see "gates" */
 	uint32_t no_floats; /* not 0: no rank's combine of this round has floats or out_floats,
 			       although combine_floats was set; the same on all ranks. It spares a
 			       kernel on devices */
@@ -851,8 +851,8 @@ TERN_API int tern_count_routes(const struct tern_routes *routes);
  * combine lets it start (griddepcontrol.launch_dependents) when such a wait of its own is over, or
  * does not ask for it: then the combine starts behind its end. Blocks that wait for rows take no SM
  * that the dispatch needs, as its blocks are there before theirs. On ranks of one node, not in
- * TERN_BY_SOURCE and not elastic, x of BF16 or as it travels. `gated` is for low latency and
- * results of BF16; in high throughput rows alone have gates. */
+ * TERN_BY_SOURCE and not elastic, x of BF16 or as it travels. `gated` is for
+ * results of BF16. */
 struct tern_gate {
 	size_t size TERN_SIZE_OF(tern_gate); /* sizeof(struct tern_gate) */
 	uint32_t nr_local;                   /* L */

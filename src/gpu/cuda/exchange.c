@@ -129,6 +129,7 @@ static void make_dispatch(
 		.words = (uint32_t *)(s->memory + l->gate_words),
 		.ready = (uint32_t *)(s->memory + l->gate_ready),
 		.done = (uint32_t *)(s->memory + l->gate_done),
+		.offsets = (const uint64_t *)(s->memory + l->offsets),
 		.route_tiles = (uint32_t *)(s->memory + l->route_tiles)};
 	s->combine.gate = d->gate;
 }

@@ -282,8 +282,8 @@ static int launch_combine(struct device_exchange *x, const struct device_call *c
 	launch = fit_launch(x, call, launch);
 	if (x->config.mode == TERN_HIGH_THROUGHPUT) {
 		launch = ht_launch(x, call);
-		launch.early = launch.early && !call->nr_sms; /* its blocks would wait on other SMs
-								 than the dispatch's */
+		/* Its blocks would wait on other SMs than the dispatch's: they do behind gates. */
+		launch.early = launch.early && (!call->nr_sms || c->gate.marks);
 	}
 	if (x->config.mode == TERN_HIGH_THROUGHPUT && x->internode && !c->release)
 		return put_internode_combine(x, call, &launch);
@@ -365,5 +365,7 @@ int device_exchange_release(struct device_exchange *x, const struct device_call 
 	if (rc)
 		return rc;
 	x->slots[call->slot].combine.release = 1;
+	x->slots[call->slot].combine.gate.marks = 0; /* it waits for the kernel ahead, whichever
+							that is */
 	return launch_combine(x, call);
 }

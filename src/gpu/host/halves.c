@@ -265,13 +265,11 @@ static int check_combine(tern_moe *moe, const struct tern_combine *args, const c
 			"%s: gated is %u, with gate_rows %u and plan %llu; it takes gate_rows, and "
 			"no plan",
 			call, args->gated, moe->config.gate_rows, (unsigned long long)args->plan);
-	if (!rc && args->gated &&
-		(moe->config.combine_dtype != TERN_BF16 || moe->config.mode != TERN_LOW_LATENCY))
+	if (!rc && args->gated && moe->config.combine_dtype != TERN_BF16)
 		rc = fail(TERN_ERR_UNSUPPORTED,
-			"%s: gated is %u, with combine_dtype %d in mode %d; a combine waits for "
-			"tiles of results of BF16, %d, in low latency, %d",
-			call, args->gated, (int)moe->config.combine_dtype, (int)moe->config.mode,
-			(int)TERN_BF16, (int)TERN_LOW_LATENCY);
+			"%s: gated is %u, with combine_dtype %d; a combine waits for tiles of "
+			"results of BF16, %d",
+			call, args->gated, (int)moe->config.combine_dtype, (int)TERN_BF16);
 	if (!rc && args->plan && moe->slots[args->slot].state == SLOT_RECEIVED)
 		rc = fail(TERN_ERR_INVALID,
 			"%s: plan is %llu; the slot's round is of 0 (0: it was dispatched)", call,

@@ -93,14 +93,15 @@ enum gpu_gate_words {
 };
 
 struct gpu_gate {
-	uint32_t row_bits;     /* a tile has 1 << row_bits rows; 0: there are no gates */
-	uint32_t tiles;        /* of an expert, at most */
-	uint32_t parts;        /* of a row, that are counted each */
-	uint32_t marks;        /* of a tile's y; 0: it is not waited for */
-	uint32_t *words;       /* enum gpu_gate_words */
-	uint32_t *ready;       /* [L][tiles] */
-	uint32_t *done;        /* [L][tiles] */
-	uint32_t *route_tiles; /* [R][T][K] as row_routes: the tile, UINT32_MAX: not here */
+	uint32_t row_bits;       /* a tile has 1 << row_bits rows; 0: there are no gates */
+	uint32_t tiles;          /* of an expert, at most */
+	uint32_t parts;          /* of a row, that are counted each */
+	uint32_t marks;          /* of a tile's y; 0: it is not waited for */
+	uint32_t *words;         /* enum gpu_gate_words */
+	uint32_t *ready;         /* [L][tiles] */
+	uint32_t *done;          /* [L][tiles] */
+	const uint64_t *offsets; /* [L] the dispatch's */
+	uint32_t *route_tiles;   /* [R][T][K] as row_routes: the tile, UINT32_MAX: not here */
 };
 
 struct gpu_dispatch {

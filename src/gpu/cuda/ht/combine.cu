@@ -14,6 +14,7 @@
  * it finds a place to go. What comes home would wait behind it in the same buffers. Floor: the
  * results' bytes over NVLink.
  */
+#include "gpu/cuda/common/gate.cuh"
 #include "gpu/cuda/common/launch.cuh"
 #include "gpu/cuda/ht/team.cuh"
 
@@ -108,6 +109,25 @@ static __device__ __forceinline__ void load_group(const struct gpu_exchange *e, 
 	}
 }
 
+/* Rows of y that this lane's head names are made, if it names one; by the warp. False: they were
+ * not made in time. It has been looked at, but may have changed since, so its tile is one that
+ * there is. */
+static __device__ __forceinline__ bool await_row(
+	const struct gpu_combine *c, uint32_t epoch, bool there, uint4 head)
+{
+	const struct gpu_gate *g = &c->gate;
+	uint32_t tile = UINT32_MAX;
+
+	if (there)
+		tile = head.z * g->tiles +
+		       min(g->tiles - 1, (head.x - (uint32_t)g->offsets[head.z]) >> g->row_bits);
+	if (!await_tiles(&c->exchange, g, epoch, tile))
+		return false;
+	copy_in_ready();
+	__syncwarp(); /* what one lane has acquired others copy */
+	return true;
+}
+
 /* ---- sent ------------------------------------------------------------------------------------ */
 
 /* A look at some tokens; lane k of a group has the head's part of its token's k-th route. */
@@ -133,7 +153,8 @@ static __device__ __forceinline__ struct sent look_at_sent(const struct gpu_exch
 	return s;
 }
 
-/* False: a head is broken. extent: gpu_state's. */
+/* False: a head is broken, or y not made in time. extent: gpu_state's. */
+template <bool GATED>
 static __device__ __forceinline__ bool load_sent(const struct gpu_combine *c,
 	const struct ht_exchange *h, struct team_shape shape, uint32_t epoch, uint32_t extent,
 	struct buffers *in, uint32_t *put, const struct dealer *d, struct sent *s)
@@ -150,6 +171,8 @@ static __device__ __forceinline__ bool load_sent(const struct gpu_combine *c,
 									    since */
 		return false;
 	a.there = s->head.x != UINT32_MAX;
+	if (GATED && !await_row(c, epoch, a.there, s->head))
+		return false;
 	a.row = c->y + s->head.x * c->y_stride;
 	a.weight = c->weighted ? __uint_as_float(s->head.y) : 1;
 	here = __ballot_sync(ALL_LANES, a.there);
@@ -312,6 +335,7 @@ static __device__ __forceinline__ bool check_own(
 	return !lost && check_head(e, extent, epoch, e->rank, home->token, head);
 }
 
+template <bool GATED>
 static __device__ __forceinline__ bool load_home(const struct gpu_combine *c,
 	const struct ht_exchange *h, struct team_shape shape, uint32_t epoch, uint32_t extent,
 	struct buffers *in, const struct dealer *d, const struct home *home)
@@ -329,6 +353,8 @@ static __device__ __forceinline__ bool load_home(const struct gpu_combine *c,
 
 	if (!check_own(e, extent, epoch, home))
 		return false;
+	if (GATED && !await_row(c, epoch, home->own, home->head))
+		return false;
 	if (home->own) {
 		a.row = c->y + home->head.x * c->y_stride;
 		a.weight = c->weighted ? __uint_as_float(home->head.y) : 1;
@@ -340,6 +366,7 @@ static __device__ __forceinline__ bool load_home(const struct gpu_combine *c,
 
 /* ---- the kernel ------------------------------------------------------------------------------ */
 
+template <bool GATED>
 static __device__ __forceinline__ void team_load_all(const struct gpu_combine *c,
 	const struct ht_exchange *h, const struct combine_launch *l, shared_at team, uint32_t epoch,
 	uint32_t nr_tokens)
@@ -377,7 +404,7 @@ static __device__ __forceinline__ void team_load_all(const struct gpu_combine *c
 
 			if (receives)
 				seen = glance_at_result(e, h, epoch, &home);
-			sends = load_sent(
+			sends = load_sent<GATED>(
 				c, h, l->shape, epoch, extent, &in, &put, &results, &sent);
 			sent = next;
 		}
@@ -386,7 +413,8 @@ static __device__ __forceinline__ void team_load_all(const struct gpu_combine *c
 		if (receives && await_results(e, h, epoch, &home, sends)) {
 			struct home next = look_at_home(e, h, l, &homes, nr_tokens, abandoned);
 
-			receives = load_home(c, h, l->shape, epoch, extent, &in, &homes, &home);
+			receives =
+				load_home<GATED>(c, h, l->shape, epoch, extent, &in, &homes, &home);
 			home = next;
 		} else if (!sends) {
 			break;
@@ -397,7 +425,9 @@ static __device__ __forceinline__ void team_load_all(const struct gpu_combine *c
 
 namespace tern
 {
-template <int Y>
+/* GATED: y is still made while this runs, by a kernel that has let it start when all was there that
+ * the dispatch has left; what comes behind this is behind that one, too. */
+template <int Y, bool GATED = false>
 static __global__ void __launch_bounds__(TEAM_MOST_WARPS *LANES, 1) combine_ht(
 	const __grid_constant__ struct gpu_combine c, const __grid_constant__ struct ht_exchange h,
 	const __grid_constant__ struct combine_launch l)
@@ -411,29 +441,36 @@ static __global__ void __launch_bounds__(TEAM_MOST_WARPS *LANES, 1) combine_ht(
 		buffers_open(l.shape, of_team);
 	trace_mark(e, GPU_TRACE_COMBINE);
 	__syncthreads();
-	wait_for_previous();
-	let_next_start();
+	if (!GATED) {
+		wait_for_previous();
+		let_next_start();
+	}
 	uint4 state = *(const uint4 *)e->state; /* epoch_dispatch, epoch_combine, nr_tokens, failed
 						 */
 
-	if (__syncthreads_or(state.w)) /* another block may just have failed: all of this one or
-					  none, as its warps wait for each other */
+	if (__syncthreads_or(state.w)) { /* another block may just have failed: all of this one or
+					    none, as its warps wait for each other */
+		if (GATED)
+			wait_for_previous();
 		return;
+	}
 	if (blockIdx.x == 0 && threadIdx.x == 0) {
 		e->state->epoch_dispatch = ht_epoch_after(state.y); /* read by kernels behind this
 								       one */
 		if (l.sends && !c.release && !e->state->abandoned)
 			counters_results(e);
 	}
-	if (c.release)
+	if (c.release) /* never gated */
 		return;
 	if (place.role == TEAM_LOADS)
-		team_load_all(&c, &h, &l, of_team, state.y, state.z);
+		team_load_all<GATED>(&c, &h, &l, of_team, state.y, state.z);
 	else if (place.role == TEAM_STORES)
 		team_store(e, &h, l.shape, of_team, state.y);
 	else
 		team_sum<Y>(l.shape, of_team, place.which);
 	trace_mark(e, GPU_TRACE_HOME);
+	if (GATED)
+		wait_for_previous();
 }
 } // namespace tern
 
@@ -444,6 +481,8 @@ typedef void (*combine_kernel)(
 
 static combine_kernel choose(const struct gpu_combine *c)
 {
+	if (c->gate.marks) /* results are BF16 */
+		return tern::combine_ht<GPU_Y_BF16, true>;
 	return c->kind == GPU_Y_BF16   ? tern::combine_ht<GPU_Y_BF16>
 	       : c->kind == GPU_Y_FP16 ? tern::combine_ht<GPU_Y_FP16>
 				       : tern::combine_ht<GPU_Y_FP32>;
@@ -494,6 +533,8 @@ cudaError_t ht_combine_blocks(const struct gpu_combine *c, const struct ht_excha
 	struct combine_launch l = division(c, h, 1);
 	cudaError_t rc = allow_shared((const void *)choose(c));
 
+	if (!rc && c->gate.row_bits)
+		rc = load_kernel((const void *)tern::combine_ht<GPU_Y_BF16, true>);
 	return rc ? rc
 		  : cudaOccupancyMaxActiveBlocksPerMultiprocessor(per_sm, choose(c),
 			    (int)l.shape.nr_teams * team_warps(l.shape) * LANES, shared_bytes(&l));
