@@ -112,7 +112,7 @@ extern struct emulated_device emulated_devices[MAX_DEVICES];
 const struct settings *emulated_settings(void);
 _Noreturn void emulated_die(const char *format, ...) __attribute__((format(printf, 1, 2)));
 uint32_t emulated_random(uint32_t below);
-void random_reset(uint64_t seed); /* runtime.c */
+void random_reset(uint64_t seed); /* settings.c */
 
 /* warps.c */
 void block_start(struct operation *launch, uint32_t number);
