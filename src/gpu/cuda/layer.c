@@ -133,8 +133,7 @@ int device_layer_open(struct device_exchange *x, const struct tern_layer_config 
 
 void device_layer_close(struct device_layer *l)
 {
-	if (l->drawn)
-		(void)cudaFree(l->drawn);
+	(void)cudaFree(l->drawn);
 	free(l->slots);
 	free(l);
 }

@@ -141,7 +141,7 @@ static __device__ bool begin(const struct layer_args *a, enum layer_which which,
 	beside = beside && counts_came(a, *round);
 	if (!beside)
 		wait_for_previous();
-	if (blockIdx.x == 0)
+	if (blockIdx.x == 0 && a->drawn)
 		put_back(a, which == LAYER_GATE_UP ? LAYER_DOWN : LAYER_GATE_UP);
 	return beside;
 }
@@ -164,8 +164,11 @@ static __global__ void plain_layer(
 
 		if (!__any_sync(ALL_LANES, there))
 			break;
-		next = lane_id() == 0 ? tile_after<true>(a, which, tile) : 0;
-		next = __shfl_sync(ALL_LANES, next, 0);
+		next = tile_after<false>(a, which, tile);
+		if (a->drawn) {
+			next = lane_id() == 0 ? tile_after<true>(a, which, tile) : 0;
+			next = __shfl_sync(ALL_LANES, next, 0);
+		}
 		if (there && beside && !rows_came(a, round, expert, within, 1))
 			wait_for_previous();
 		if (there)
@@ -207,7 +210,6 @@ cudaError_t layer_launch(enum layer_which which, enum layer_dtype dtype,
 	const struct layer_args *args, int early, uint32_t blocks, cudaStream_t stream)
 {
 	cudaLaunchConfig_t config = {};
-
 	cudaLaunchAttribute attribute = {};
 
 	attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;

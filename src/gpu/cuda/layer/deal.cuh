@@ -21,16 +21,13 @@ template <bool BESIDE>
 static __device__ __forceinline__ uint32_t tile_after(
 	const struct layer_args *args, enum layer_which which, uint32_t nr)
 {
-	return BESIDE && args->drawn ? gridDim.x + atomicAdd(&args->drawn[which], 1u)
-				     : nr + gridDim.x;
+	return BESIDE ? gridDim.x + atomicAdd(&args->drawn[which], 1u) : nr + gridDim.x;
 }
 
 /* By one thread. Whose kernel this lets start behind it sees it. */
 static __device__ __forceinline__ void put_back(
 	const struct layer_args *args, enum layer_which which)
 {
-	if (!args->drawn)
-		return;
 	atomicExch(&args->drawn[which], 0u);
 	__threadfence();
 }

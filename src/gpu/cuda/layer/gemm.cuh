@@ -46,7 +46,7 @@ static __device__ void load_weights(const struct layer_args *args, struct shared
 					copy_tile_4d(to + half * HALF_BYTES, &args->weights, full,
 						x, tile.m_tile * 256 + half * 128, 0, tile.expert);
 		}
-		if (BESIDE && args->drawn)
+		if (BESIDE)
 			tell_tile(mine, &telling, next);
 	}
 	mark_leave(args, MARK_ROOM, waited);
@@ -57,7 +57,7 @@ template <bool BESIDE>
 static __device__ uint32_t next_tile(const struct layer_args *args, struct shared_memory *mine,
 	struct place *hearing, uint32_t lanes, uint32_t nr)
 {
-	return BESIDE && args->drawn ? hear_tile(mine, hearing, lanes) : nr + gridDim.x;
+	return BESIDE ? hear_tile(mine, hearing, lanes) : nr + gridDim.x;
 }
 
 /* What does not come in time comes with the end of the dispatch, which waits no longer than it may,
@@ -70,21 +70,22 @@ static __device__ void load_rows(const struct layer_args *args, struct shared_me
 	struct place place = {0, 0}, hearing = {0, 0};
 	struct tile tile;
 
-	if (BESIDE && WHICH == LAYER_DOWN)
+	if (BESIDE && WHICH == LAYER_DOWN) {
 		wait_for_kernel_before();
-	if (BESIDE && WHICH == LAYER_DOWN && blockIdx.x == 0)
-		put_back(args, LAYER_GATE_UP);
+		if (blockIdx.x == 0)
+			put_back(args, LAYER_GATE_UP);
+	}
 	for (uint32_t nr = blockIdx.x; find_tile(args, &at, nr, &tile);
 		nr = next_tile<BESIDE>(args, mine, &hearing, 1, nr)) {
 		const struct layer_map *rows = &args->rows[tile.width_index];
 		const struct layer_map *scales = &args->scales[tile.width_index];
 		uint32_t bytes = tile.width * (128 + (scaled ? sizeof(mine->scales[0][0]) : 0));
 
-		if (!BESIDE)
+		if (!BESIDE) {
 			wait_for_kernel_before();
-		if (BESIDE && WHICH == LAYER_GATE_UP && mine->beside &&
-			!rows_came(args, mine->round, tile.expert, tile.first_row - at->first_row,
-				tile.rows)) {
+		} else if (WHICH == LAYER_GATE_UP && mine->beside &&
+			   !rows_came(args, mine->round, tile.expert,
+				   tile.first_row - at->first_row, tile.rows)) {
 			wait_for_kernel_before();
 			mine->beside = false;
 		}
@@ -406,7 +407,7 @@ static __device__ void await_counts(const struct layer_args *args, struct shared
 		wait_for_kernel_before();
 }
 
-/* BESIDE: gate and up may run beside the dispatch, and tiles may be drawn. */
+/* BESIDE: tiles are drawn, and gate and up may run beside the dispatch. */
 template <class T, int WHICH, bool BESIDE>
 static __global__ void __launch_bounds__(THREADS, 1)
 	layer_kernel(const __grid_constant__ struct layer_args args)

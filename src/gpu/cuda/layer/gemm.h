@@ -87,7 +87,8 @@ struct layer_args {
 	enum layer_activation activation;
 	struct tern_gate gate; /* words is NULL: rows are there when the kernel before has ended */
 	uint32_t *drawn; /* [2] tiles of each product that blocks have taken beyond their first
-			    ones, zeros before the first launch; NULL: each takes every so many */
+			    ones, zeros before the first launch; NULL: each takes every so many, by
+			    kernels that know of neither this nor gate */
 #ifdef TERN_TRACE
 	uint64_t *marks; /* NULL, or [blocks][LAYER_MARKS] */
 #endif
