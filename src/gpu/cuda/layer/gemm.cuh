@@ -221,8 +221,10 @@ static __device__ void multiply_quarter(float *d, const uint32_t (*a)[4],
 	wgmma_commit();
 }
 
-static __device__ void promote_quarter(float *acc, float *d, float s0, float s1)
+/* Of a quarter whose products have ended; the next ones may be put into d. */
+static __device__ void promote_quarter(float *acc, float (&d)[32], float s0, float s1)
 {
+	hold_registers(d);
 #pragma unroll
 	for (int j = 0; j < 8; j++) {
 		acc[4 * j] += d[4 * j] * s0;
@@ -230,6 +232,16 @@ static __device__ void promote_quarter(float *acc, float *d, float s0, float s1)
 		acc[4 * j + 2] += d[4 * j + 2] * s1;
 		acc[4 * j + 3] += d[4 * j + 3] * s1;
 	}
+	hold_registers(d);
+}
+
+/* The stage before this place, if it was this tile's, has been read. */
+static __device__ void leave_stage_before(
+	struct shared_memory *mine, const struct seat *seat, const struct place *place, bool ours)
+{
+	__syncwarp();
+	if (ours && seat->lane == 0)
+		barrier_arrive(&mine->empty[(place->stage - 1) % STAGES]);
 }
 
 /* The same with the operands' sides changed: 64 rows of each group x 128 outputs of each half, for
@@ -256,37 +268,25 @@ static __device__ void multiply_wide(const struct layer_args *args, struct share
 
 		wgmma_wait<0>();
 		hold_registers(d[1]);
-		__syncwarp();
-		if (k && seat->lane == 0)
-			barrier_arrive(&mine->empty[(place->stage - 1) % STAGES]);
+		leave_stage_before(mine, seat, place, k > 0);
 		take_rows(mine, place->stage, seat, a);
 		multiply_quarter(d[0], a, mine, place->stage, 0);
 		promote_quarter(acc[1] + 32, d[1], last0, last1);
-		hold_registers(d[1]);
 		multiply_quarter(d[1], a, mine, place->stage, 1);
 		wgmma_wait<1>();
-		hold_registers(d[0]);
 		promote_quarter(acc[0], d[0], scale0 * of_weights[0], scale1 * of_weights[0]);
-		hold_registers(d[0]);
 		multiply_quarter(d[0], a, mine, place->stage, 2);
 		wgmma_wait<1>();
-		hold_registers(d[1]);
 		promote_quarter(acc[0] + 32, d[1], scale0 * of_weights[0], scale1 * of_weights[0]);
-		hold_registers(d[1]);
 		last0 = scale0 * of_weights[1];
 		last1 = scale1 * of_weights[1];
 		multiply_quarter(d[1], a, mine, place->stage, 3);
 		wgmma_wait<1>();
-		hold_registers(d[0]);
 		promote_quarter(acc[1], d[0], last0, last1);
-		hold_registers(d[0]);
 	}
 	wgmma_wait<0>();
-	hold_registers(d[1]);
 	promote_quarter(acc[1] + 32, d[1], last0, last1);
-	__syncwarp();
-	if (seat->lane == 0)
-		barrier_arrive(&mine->empty[(place->stage - 1) % STAGES]);
+	leave_stage_before(mine, seat, place, true);
 }
 
 template <int N>
