@@ -851,8 +851,7 @@ TERN_API int tern_count_routes(const struct tern_routes *routes);
  * combine lets it start (griddepcontrol.launch_dependents) when such a wait of its own is over, or
  * does not ask for it: then the combine starts behind its end. Blocks that wait for rows take no SM
  * that the dispatch needs, as its blocks are there before theirs. On ranks of one node, not in
- * TERN_BY_SOURCE and not elastic, x of BF16 or as it travels. `gated` is for
- * results of BF16. */
+ * TERN_BY_SOURCE and not elastic, x of BF16 or as it travels. `gated` is for results of BF16. */
 struct tern_gate {
 	size_t size TERN_SIZE_OF(tern_gate); /* sizeof(struct tern_gate) */
 	uint32_t nr_local;                   /* L */

@@ -1,6 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Kernels on emulated GPUs with something left out that orders memory (TERN_EMULATED_WITHOUT): some of a bounded number of seeds has to fail. A wrong position may also be followed to memory that is not there, which is found as well.
+# Kernels on emulated GPUs with something left out that orders memory (TERN_EMULATED_WITHOUT): some of a bounded number
+# of seeds has to fail. A wrong position may also be followed to memory that is not there, which is found as well.
 . "${BASH_SOURCE%/*}/judge.sh"
 export TERN_CUDA_LIBRARY=$(realpath -m "$BUILD")/emulated/libtern_cuda.so
 [ -e "$TERN_CUDA_LIBRARY" ] || { echo "$TERN_CUDA_LIBRARY is not there: make emulated"; exit 77; }

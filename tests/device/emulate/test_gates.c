@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Kernels behind gates: rows are copied as soon as their tile is said to be whole, and y is taken
- * home tile by tile while it is made. Even seeds are high throughput's, where
- * rounds may be over their capacity, too. On emulated GPUs every step follows from a seed, and with
- * a mistake made on purpose some seed has to fail; on real ones each rank's thread makes its calls.
- * TERN_TEST_SEED, TERN_TEST_CASES, TERN_TEST_ROUNDS as in test_schedules. */
+ * home tile by tile while it is made. Even seeds are high throughput's, where rounds may be over
+ * their capacity, too. On emulated GPUs every step follows from a seed, and with a mistake made on
+ * purpose some seed has to fail; on real ones each rank's thread makes its calls. TERN_TEST_SEED,
+ * TERN_TEST_CASES, TERN_TEST_ROUNDS as in test_schedules. */
 #include <stdio.h>
 #include <string.h>
 

@@ -125,7 +125,7 @@ static __device__ __forceinline__ void copy_row(const struct gpu_dispatch *d,
 
 /* Where gates are: the tile of this lane's row, UINT32_MAX: none. False: a head leads to a row that
  * its expert does not have; by the warp. */
-static __device__ __forceinline__ bool find_tile(const struct gpu_dispatch *d, uint32_t epoch,
+static __device__ __forceinline__ bool tile_of_head(const struct gpu_dispatch *d, uint32_t epoch,
 	uint32_t source, uint32_t token, uint4 head, uint32_t *tile)
 {
 	bool here = head.x != UINT32_MAX, known = here && head.z != UINT32_MAX;
@@ -142,7 +142,7 @@ static __device__ __forceinline__ bool find_tile(const struct gpu_dispatch *d, u
 	return !bad;
 }
 
-/* Describes its rows, and begins to copy. tile: as find_tile's. */
+/* Describes its rows, and begins to copy. tile: as tile_of_head's. */
 template <bool GATED>
 static __device__ __forceinline__ void take_row(const struct gpu_dispatch *d,
 	const struct ht_exchange *h, struct dispatch_warp *w, uint32_t source, uint32_t token,
@@ -160,9 +160,10 @@ static __device__ __forceinline__ void take_row(const struct gpu_dispatch *d,
 			gate_note_rows<true>(&d->gate, &count->stored, tile);
 		return;
 	}
-	same = __match_any_sync(ALL_LANES, head.x); /* an expert named twice has one place */
-	lanes = __ballot_sync(
-		ALL_LANES, head.x != UINT32_MAX && (early || head.x != from) && is_lowest_of(same));
+	/* An expert named twice has one place, and one tile. */
+	same = GATED ? 0 : __match_any_sync(ALL_LANES, head.x);
+	lanes = __ballot_sync(ALL_LANES, head.x != UINT32_MAX && (early || head.x != from) &&
+						 (GATED ? tile != UINT32_MAX : is_lowest_of(same)));
 	if (lanes)
 		copy_row<GATED>(d, h, w, early ? early_rows(d, h, source) : placed_rows(h),
 			early ? token : from, lanes, head.x, tile, in, count);
@@ -275,7 +276,7 @@ static __device__ __forceinline__ void receive_all(const struct gpu_dispatch *d,
 			head.z = lane_id() >> all.shift == 0 ? head.z : UINT32_MAX;
 			good = check_head(e, extent, epoch, source, token, head);
 			if constexpr (GATED)
-				good = good && find_tile(d, epoch, source, token, head, &tile);
+				good = good && tile_of_head(d, epoch, source, token, head, &tile);
 			if (good)
 				take_row<GATED>(
 					d, h, w, source, token, early, head, tile, &in, &count);

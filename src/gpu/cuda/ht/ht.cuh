@@ -172,11 +172,10 @@ __device__ __forceinline__ uint32_t lane_in_group(uint32_t shift, uint32_t i)
 	return ((i << shift) + threadIdx.x) % LANES;
 }
 
-/* Host: what these kernels need before their first launch; and how many blocks of so many warps an
- * SM holds. */
-/* How many tokens leave early: one of each sending warp. */
+/* Host: how many tokens leave early, one of each sending warp. */
 extern "C" uint32_t ht_early_tokens(
 	const struct gpu_dispatch *d, const struct ht_exchange *h, const struct gpu_launch *launch);
+/* How many blocks of so many warps an SM holds. */
 extern "C" cudaError_t ht_dispatch_blocks(
 	const struct gpu_dispatch *d, const struct ht_exchange *h, uint32_t nr_warps, int *per_sm);
 extern "C" cudaError_t ht_combine_blocks(

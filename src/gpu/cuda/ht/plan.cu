@@ -429,6 +429,7 @@ static uint32_t count_shared(const struct ht_exchange *h)
 	return 4 * CHUNK_WORDS * h->nr_columns + 4;
 }
 
+/* When an exchange is made. */
 static cudaError_t ht_plan_prepare(const struct ht_exchange *h)
 {
 	cudaError_t rc = load_kernel((const void *)tern::dispatch_count_ht);
@@ -447,7 +448,7 @@ cudaError_t ht_plan_launch(const struct gpu_dispatch *args, const struct ht_exch
 	cudaLaunchConfig_t count = launch_config(nr_chunks, COUNT_THREADS, count_shared(h), stream);
 	cudaLaunchConfig_t place = launch_config(1, PLACE_THREADS, place_shared(h), stream);
 	cudaLaunchAttribute early[2] = {};
-	cudaError_t rc = cudaSuccess; /* prepared when the exchange was made */
+	cudaError_t rc = cudaSuccess;
 
 	launch_early(&count, &early[0], launch->early);
 	launch_early(&place, &early[1], launch->early);

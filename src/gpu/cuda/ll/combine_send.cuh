@@ -4,8 +4,8 @@
 #ifndef TERN_GPU_CUDA_LL_COMBINE_SEND_CUH
 #define TERN_GPU_CUDA_LL_COMBINE_SEND_CUH
 
-#include "gpu/cuda/common/results.cuh"
 #include "gpu/cuda/common/gate.cuh"
+#include "gpu/cuda/common/results.cuh"
 #include "gpu/cuda/ll/late_weights.cuh"
 
 /* A segment of a token's result in a column. */

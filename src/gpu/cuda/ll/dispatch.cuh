@@ -16,8 +16,8 @@
 #ifndef TERN_GPU_CUDA_LL_DISPATCH_CUH
 #define TERN_GPU_CUDA_LL_DISPATCH_CUH
 
-#include "gpu/cuda/ll/dispatch_send.cuh"
 #include "gpu/cuda/common/gate.cuh"
+#include "gpu/cuda/ll/dispatch_send.cuh"
 #include "gpu/cuda/ll/take_plans.cuh"
 
 /* A warp's share of the receiving: a segment of a row that may or may not come. Own rows first;
