@@ -12,7 +12,7 @@ import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Callable, Tuple
 
 import pytest
 
@@ -175,14 +175,16 @@ def rounds_of(buffer: Any) -> Any:
     return list(buffer._normal._made.values())[-1]
 
 
-def test_slots_are_given_back(buffer: Any) -> None:
-    """By whoever has the last view of rows or weights, in whatever thread; also of weights that a combine took along."""
+def three_tokens(buffer: Any) -> Tuple[Any, Any, Callable[[], Any]]:
+    """Their rows and weights, and a dispatch of them in normal mode, to both of two experts."""
     x, ids, weights = torch.arange(12, dtype=torch.bfloat16).view(3, 4).repeat(1, 32), torch.tensor([[0, 1]] * 3), torch.rand((3, 2))
     ranks, _, experts, there, _ = buffer.get_dispatch_layout(ids, 2)
+    return x, weights, lambda: buffer.dispatch(x, None, ranks, None, there, experts, ids, weights)
 
-    def dispatch(**more: Any) -> Any:
-        return buffer.dispatch(x, None, ranks, None, there, experts, ids, weights, **more)
 
+def test_slots_are_given_back(buffer: Any) -> None:
+    """By whoever has the last view of rows or weights, in whatever thread; also of weights that a combine took along."""
+    x, weights, dispatch = three_tokens(buffer)
     for _ in range(5):
         rows, _, recv_weights, _, handle, _ = dispatch()
         slot = rounds_of(buffer).open_slot
@@ -209,12 +211,11 @@ def test_slots_are_given_back(buffer: Any) -> None:
 
 def test_rows_lie_in_place_with_handles_in_turn(buffer: Any) -> None:
     """As training has it: a dispatch and one by its handle, each with a combine, whose rows and weights the next ones replace."""
-    x, ids, weights = torch.arange(12, dtype=torch.bfloat16).view(3, 4).repeat(1, 32), torch.tensor([[0, 1]] * 3), torch.rand((3, 2))
-    ranks, _, experts, there, _ = buffer.get_dispatch_layout(ids, 2)
+    x, _, dispatch = three_tokens(buffer)
     slots = []
     recv_weights = rows = None
     for _ in range(6):
-        rows, _, recv_weights, _, handle, _ = buffer.dispatch(x, None, ranks, None, there, experts, ids, weights)
+        rows, _, recv_weights, _, handle, _ = dispatch()
         slots.append(rounds_of(buffer).open_slot)
         buffer.combine(rows, handle)
         rows = buffer.dispatch(x, handle)[0]
