@@ -207,6 +207,17 @@ static void meet_fate(const struct worker *w, int half)
 	raise(change == TERN_CHANGE_EXPEL ? SIGSTOP : SIGKILL);
 }
 
+/* The victim has combined, and dies: the others are told between their own combine's halves. */
+static void be_told(const struct worker *w)
+{
+	unsigned long long limit = now_ns() + SCENE_LIMIT_NS;
+
+	if (w->number == STRUCK_AT && w->scene->halves == 3 && !w->nr_changes &&
+		change != TERN_CHANGE_EXPEL)
+		while (!tern_moe_status(w->moe) && now_ns() < limit)
+			nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+}
+
 static int make_by_calls(struct worker *w, uint32_t nr_tokens, uint64_t number)
 {
 	struct tern_dispatch dispatch = dispatch_of(w, nr_tokens);
@@ -228,6 +239,7 @@ static int make_by_calls(struct worker *w, uint32_t nr_tokens, uint64_t number)
 	if (rc)
 		return rc;
 	meet_fate(w, 3);
+	be_told(w);
 	return tern_combine_recv(w->moe, 0, w->there->out, 0);
 }
 

@@ -455,8 +455,8 @@ static __global__ void __launch_bounds__(TEAM_MOST_WARPS *LANES, 1) combine_ht(
 		return;
 	}
 	if (blockIdx.x == 0 && threadIdx.x == 0) {
-		e->state->epoch_dispatch = ht_epoch_after(state.y); /* read by kernels behind this
-								       one */
+		if (l.receives) /* read by kernels behind this one, and by who asks what is owed */
+			e->state->epoch_dispatch = ht_epoch_after(state.y);
 		if (l.sends && !c.release && !e->state->abandoned)
 			counters_results(e);
 	}
