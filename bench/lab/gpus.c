@@ -262,6 +262,17 @@ static void make_combine(
 	c->out = rank->out = lab_take(rank, lab->job->config.max_tokens * c->out_stride + 16);
 }
 
+/* Shared memory, of those kernels that there are. */
+static void allow_launches(const struct lab_rank *rank)
+{
+	struct gpu_launch launch = {.nr_warps = GPU_MAX_WARPS, .send_warps = 1};
+	uint32_t nr_blocks;
+
+	(void)ll_dispatch_most_blocks(&rank->dispatch, &launch, &nr_blocks);
+	(void)ll_combine_most_blocks(&rank->combine, &launch, &nr_blocks);
+	(void)cudaGetLastError();
+}
+
 static uint64_t setup_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
 {
 	struct gpu_exchange e;
@@ -276,6 +287,7 @@ static uint64_t setup_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
 		e.windows[r] = lab->ranks[r].window;
 	make_dispatch(lab, rank, &e, &rank->dispatch);
 	make_combine(lab, rank, &e, &rank->combine);
+	allow_launches(rank);
 	pthread_barrier_wait(&lab->barrier);
 	return 0;
 }

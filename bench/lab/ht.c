@@ -174,6 +174,7 @@ static uint64_t setup_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
 	int32_t *ids = calloc(TOKENS * shape->topk, 4);
 	float *weights = calloc(TOKENS * shape->topk, 4);
 	struct gpu_exchange e;
+	uint32_t nr_blocks;
 
 	(void)ctx;
 	rank->next = rank->arena;
@@ -184,6 +185,7 @@ static uint64_t setup_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
 	make_tables(lab, rank);
 	make_dispatch(rank, &e, &rank->dispatch);
 	make_combine(rank, &e, &rank->combine);
+	CHECK(ht_most_blocks(&rank->dispatch, &rank->combine, &more[rank->rank].ht, &nr_blocks));
 	job_routes(&job, 1, rank->rank, ids, weights);
 	CHECK(cudaMemcpy(rank->ids, ids, TOKENS * shape->topk * 4, cudaMemcpyHostToDevice));
 	CHECK(cudaMemcpy(rank->weights, weights, TOKENS * shape->topk * 4, cudaMemcpyHostToDevice));

@@ -66,9 +66,7 @@ static int check_slot(tern_moe *moe, uint32_t slot, enum slot_state state, const
 
 int device_check_reachable(const tern_moe *moe, const char *name, const void *pointer)
 {
-	int rc = pointer ? moe->device->ops->pointer_check(pointer) : 0;
-
-	return rc ? fail(rc, "%s: %s", name, moe->device->ops->error_text()) : 0;
+	return device_check_pointer(moe->device->ops, name, pointer);
 }
 
 /* NULL without one. */

@@ -49,23 +49,16 @@ void device_layer_room_close(tern_moe *moe, struct layer_room *room)
 			moe->device->ops->memory_free(room->slots[slot]);
 }
 
-static int check_there(const struct device *d, const char *name, const void *pointer)
-{
-	int rc = pointer ? d->ops->pointer_check(pointer) : 0;
-
-	return rc ? fail(rc, "%s: %s", name, d->ops->error_text()) : 0;
-}
-
 int device_layer_make(struct tern_layer *layer)
 {
 	const struct tern_layer_config *c = &layer->config;
 	struct device *d = layer->moe->device;
 	struct device_layer *inside = NULL;
-	int rc = check_there(d, "gate_up", c->gate_up);
+	int rc = device_check_pointer(d->ops, "gate_up", c->gate_up);
 
-	rc = rc ? rc : check_there(d, "gate_up_scales", c->gate_up_scales);
-	rc = rc ? rc : check_there(d, "down", c->down);
-	rc = rc ? rc : check_there(d, "down_scales", c->down_scales);
+	rc = rc ? rc : device_check_pointer(d->ops, "gate_up_scales", c->gate_up_scales);
+	rc = rc ? rc : device_check_pointer(d->ops, "down", c->down);
+	rc = rc ? rc : device_check_pointer(d->ops, "down_scales", c->down_scales);
 	rc = rc ? rc : device_outcome(d, d->ops->layer_open(d->exchange, c, &inside));
 	layer->inside = inside;
 	return rc;
@@ -104,7 +97,7 @@ static int put_experts(struct tern_layer *layer, uint32_t slot,
 int device_layer_experts(
 	struct tern_layer *layer, uint32_t slot, const struct tern_received *received, void *y)
 {
-	int rc = check_there(layer->moe->device, "y", y);
+	int rc = device_check_pointer(layer->moe->device->ops, "y", y);
 
 	return rc ? rc : put_experts(layer, slot, received, y, false);
 }

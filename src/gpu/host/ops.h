@@ -155,7 +155,8 @@ struct device_ops {
 									     kernels: where they
 									     find it */
 	void (*host_unregister)(void *memory);
-	int (*pointer_check)(const void *pointer); /* TERN_ERR_INVALID: no kernel can reach it */
+	int (*pointer_check)(const void *pointer); /* TERN_ERR_INVALID: no kernel can reach it;
+						      pointers.c remembers */
 
 	int (*exchange_open)(const struct device_plan *plan, struct device_exchange **exchange);
 	void (*exchange_close)(struct device_exchange *exchange);
@@ -230,5 +231,8 @@ const void *device_table_load(
 
 /* Loads it at the first call. NULL: not there; the text says where it was looked for. */
 const struct device_ops *device_ops_load(void);
+
+/* 0 for NULL, or where a kernel reaches its first byte. */
+int device_check_pointer(const struct device_ops *ops, const char *name, const void *pointer);
 
 #endif

@@ -522,10 +522,9 @@ cudaError_t ht_combine_launch(const struct gpu_combine *c, const struct ht_excha
 	cudaLaunchConfig_t config = launch_config(launch->nr_blocks,
 		l.shape.nr_teams * team_warps(l.shape) * LANES, shared_bytes(&l), stream);
 	cudaLaunchAttribute early = {};
-	cudaError_t rc = allow_shared((const void *)choose(c));
 
 	launch_early(&config, &early, launch->early);
-	return rc ? rc : cudaLaunchKernelEx(&config, choose(c), *c, *h, l);
+	return cudaLaunchKernelEx(&config, choose(c), *c, *h, l);
 }
 
 cudaError_t ht_combine_blocks(const struct gpu_combine *c, const struct ht_exchange *h, int *per_sm)
@@ -534,7 +533,7 @@ cudaError_t ht_combine_blocks(const struct gpu_combine *c, const struct ht_excha
 	cudaError_t rc = allow_shared((const void *)choose(c));
 
 	if (!rc && c->gate.row_bits)
-		rc = load_kernel((const void *)tern::combine_ht<GPU_Y_BF16, true>);
+		rc = allow_shared((const void *)tern::combine_ht<GPU_Y_BF16, true>);
 	return rc ? rc
 		  : cudaOccupancyMaxActiveBlocksPerMultiprocessor(per_sm, choose(c),
 			    (int)l.shape.nr_teams * team_warps(l.shape) * LANES, shared_bytes(&l));

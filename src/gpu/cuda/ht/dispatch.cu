@@ -203,10 +203,8 @@ cudaError_t ht_dispatch_launch(const struct gpu_dispatch *d, const struct ht_exc
 	cudaLaunchConfig_t config =
 		launch_config(launch->nr_blocks, (nr_warps + noted) * LANES, shared, stream);
 	cudaLaunchAttribute early = {};
-	cudaError_t rc = allow_shared((const void *)choose(d));
 
 	launch_early(&config, &early, launch->early);
-	return rc ? rc
-		  : cudaLaunchKernelEx(&config, choose(d), *d, *h, senders(d, h, launch), nr_early,
-			    (uint32_t)noted);
+	return cudaLaunchKernelEx(
+		&config, choose(d), *d, *h, senders(d, h, launch), nr_early, (uint32_t)noted);
 }

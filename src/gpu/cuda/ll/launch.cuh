@@ -37,7 +37,8 @@ static inline uint32_t dispatch_shared_bytes(const struct gpu_dispatch *d, bool 
 					   e->max_tokens, e->topk));
 }
 
-/* kernel: NULL is refused. whole: it is one whose warps all send, and then receive. */
+/* kernel: NULL is refused; most_blocks has been asked about others. whole: it is one whose warps
+ * all send, and then receive. */
 template <typename Args>
 static cudaError_t launch_half(ll_kernel<Args> kernel, const Args *args,
 	const struct gpu_launch *launch, bool whole, uint32_t shared_bytes, cudaStream_t stream)
@@ -45,16 +46,13 @@ static cudaError_t launch_half(ll_kernel<Args> kernel, const Args *args,
 	cudaLaunchAttribute early = {};
 	cudaLaunchConfig_t config =
 		launch_config(launch->nr_blocks, launch->nr_warps * LANES, shared_bytes, stream);
-	cudaError_t rc;
 
 	if (!kernel || launch->nr_warps < 1 || launch->nr_warps > GPU_MAX_WARPS ||
 		(args->roles == (GPU_SEND | GPU_RECEIVE) && !whole &&
 			launch->send_warps >= launch->nr_warps))
 		return cudaErrorInvalidValue;
 	launch_early(&config, &early, launch->early);
-	rc = allow_half(kernel, shared_bytes);
-	return rc ? rc
-		  : cudaLaunchKernelEx(&config, kernel, *args, send_warps(args->roles, launch));
+	return cudaLaunchKernelEx(&config, kernel, *args, send_warps(args->roles, launch));
 }
 
 /* Blocks that the current device runs at once. */
