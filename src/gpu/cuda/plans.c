@@ -18,7 +18,8 @@ struct device_kept {
 	uint32_t nr_tokens;
 	bool spare;                  /* its plan is gone */
 	bool captured;               /* by a graph */
-	cudaEvent_t used[MAX_SLOTS]; /* NULL: not in that slot */
+	cudaEvent_t used[MAX_SLOTS]; /* behind the last kernel of a slot; NULL: not made yet */
+	bool pending[MAX_SLOTS];     /* it has not been seen to have ended */
 };
 
 static struct gpu_kept_layout layout_of(const struct device_exchange *x, uint32_t nr_tokens)
@@ -52,14 +53,18 @@ static struct gpu_kept kept_of(const struct device_exchange *x, const struct dev
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-static bool is_free(const struct device_kept *kept, uint64_t bytes)
+static bool is_free(struct device_kept *kept, uint64_t bytes)
 {
-	bool ended = kept->spare && !kept->captured && kept->bytes >= bytes;
-
-	for (uint32_t slot = 0; slot < MAX_SLOTS && ended; slot++)
-		ended = !kept->used[slot] || cudaEventQuery(kept->used[slot]) == cudaSuccess;
-	(void)cudaGetLastError(); /* that a kernel has not ended is none */
-	return ended;
+	if (!kept->spare || kept->captured || kept->bytes < bytes)
+		return false;
+	for (uint32_t slot = 0; slot < MAX_SLOTS; slot++) {
+		if (kept->pending[slot] && cudaEventQuery(kept->used[slot]) != cudaSuccess) {
+			(void)cudaGetLastError(); /* that a kernel has not ended is none */
+			return false;
+		}
+		kept->pending[slot] = false;
+	}
+	return true;
 }
 
 static void kept_free(struct device_kept *kept)
@@ -83,25 +88,32 @@ static int kept_alloc(struct device_exchange *x, uint64_t bytes, struct device_k
 		return rc;
 	}
 	kept->bytes = bytes;
-	kept->next = x->kept;
-	x->kept = kept;
 	x->kept_bytes += bytes;
 	*out = kept;
 	return 0;
 }
 
+/* Who has not been taken for longest comes first: its kernels have most likely ended. */
 static int kept_take(struct device_exchange *x, uint32_t nr_tokens, struct device_kept **out)
 {
 	uint64_t bytes = layout_of(x, nr_tokens).bytes;
-	int rc = 0;
+	struct device_kept **at = &x->kept;
+	int rc;
 
-	*out = x->kept;
-	while (*out && !is_free(*out, bytes))
-		*out = (*out)->next;
-	if (!*out)
+	while (*at && !is_free(*at, bytes))
+		at = &(*at)->next;
+	*out = *at;
+	if (*out) {
+		*at = (*out)->next;
+	} else {
 		rc = kept_alloc(x, bytes, out);
-	if (rc)
-		return rc;
+		if (rc)
+			return rc;
+	}
+	while (*at)
+		at = &(*at)->next;
+	*at = *out;
+	(*out)->next = NULL;
 	(*out)->nr_tokens = nr_tokens;
 	(*out)->spare = false;
 	return 0;
@@ -123,9 +135,11 @@ int device_kept_used(struct device_kept *kept, const struct device_call *call)
 		rc = cuda_check(
 			cudaEventCreateWithFlags(&kept->used[call->slot], cudaEventDisableTiming),
 			"cudaEventCreate of a plan");
-	return rc ? rc
-		  : cuda_check(cudaEventRecord(kept->used[call->slot], call->stream),
-			    "cudaEventRecord of a plan");
+	rc = rc ? rc
+		: cuda_check(cudaEventRecord(kept->used[call->slot], call->stream),
+			  "cudaEventRecord of a plan");
+	kept->pending[call->slot] = !rc;
+	return rc;
 }
 
 /* ---- what the host asks for ------------------------------------------------------------------ */
