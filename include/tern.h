@@ -766,9 +766,15 @@ struct tern_routes {
 	uint32_t *rank_tokens;   /* out: [R] tokens with an expert of the rank */
 	uint32_t *expert_routes; /* out: [E] routes to the expert */
 	uint8_t *in_rank;        /* out: [n][R] 1 where a token has an expert of the rank, else 0 */
+	/* For who reads the counts on the host, with nothing else to wait for: */
+	uint32_t *told;   /* out: [1 + R + E] in pinned memory of the host, or NULL: rank_tokens and
+			     then expert_routes, behind told[0], which is stored last (release) */
+	uint32_t told_as; /* what told[0] becomes */
+	uint32_t *finished; /* with told, on a device: a word of its memory for the call's use */
 };
 
-/* On a device it returns before they are there. Out arrays are of the same memory as topk_ids. */
+/* On a device it returns before they are there. Out arrays but told are of the same memory as
+ * topk_ids. */
 TERN_API int tern_count_routes(const struct tern_routes *routes);
 
 /* ---- on a device ------------------------------------------------------------------------------

@@ -6,6 +6,7 @@
  */
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "native.h"
 
@@ -217,7 +218,8 @@ enum {
 };
 
 /* count_routes(ids, nr_tokens, topk, nr_ranks, nr_experts, rank_tokens, expert_routes, in_rank,
- * device, stream), of addresses: the library's code, or NO_EXPERTS. */
+ * device, stream, told, told_as), of addresses: the library's code, or NO_EXPERTS. With told, which
+ * may be 0, a word more lies behind expert_routes. */
 PyObject *count_routes(PyObject *module, PyObject *const *args, Py_ssize_t nr)
 {
 	struct tern_routes r;
@@ -225,13 +227,16 @@ PyObject *count_routes(PyObject *module, PyObject *const *args, Py_ssize_t nr)
 	int code = 0;
 
 	(void)module;
-	if (counted(nr, 10) || routes_of(args, &r, arrays))
+	if (counted(nr, 12) || routes_of(args, &r, arrays))
 		return NULL;
 	r.rank_tokens = arrays[0];
 	r.expert_routes = arrays[1];
 	r.in_rank = arrays[2];
 	r.device = (uint32_t)PyLong_AsUnsignedLong(args[8]);
 	r.stream = PyLong_AsVoidPtr(args[9]);
+	r.told = PyLong_AsVoidPtr(args[10]);
+	r.told_as = (uint32_t)PyLong_AsUnsignedLongMask(args[11]);
+	r.finished = r.told ? r.expert_routes + r.nr_experts : NULL;
 	if (PyErr_Occurred())
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS;
@@ -241,6 +246,47 @@ PyObject *count_routes(PyObject *module, PyObject *const *args, Py_ssize_t nr)
 		code = library.count_routes(&r);
 	Py_END_ALLOW_THREADS;
 	return PyLong_FromLong(code);
+}
+
+static int64_t now_us(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
+}
+
+/* Whether a word of the host becomes this one in time. */
+static bool becomes(const uint32_t *word, uint32_t value, int64_t us)
+{
+	int64_t begun = now_us();
+
+	while (__atomic_load_n(word, __ATOMIC_ACQUIRE) != value)
+		if (now_us() - begun > us)
+			return false;
+	return true;
+}
+
+/* word_becomes(address, value, us) */
+PyObject *word_becomes(PyObject *module, PyObject *const *args, Py_ssize_t nr)
+{
+	const uint32_t *word;
+	unsigned long value;
+	long long us;
+	bool there;
+
+	(void)module;
+	if (counted(nr, 3))
+		return NULL;
+	word = PyLong_AsVoidPtr(args[0]);
+	value = PyLong_AsUnsignedLongMask(args[1]);
+	us = PyLong_AsLongLong(args[2]);
+	if (PyErr_Occurred())
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS;
+	there = becomes(word, (uint32_t)value, us);
+	Py_END_ALLOW_THREADS;
+	return PyBool_FromLong(there);
 }
 
 static int compare(struct tern_routes *r, void *const arrays[3])

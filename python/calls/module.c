@@ -164,6 +164,7 @@ static PyObject *forked(PyObject *module, PyObject *none)
 
 static PyMethodDef module_methods[] = {
 	{"bind", bind, METH_O, "Takes the functions of the loaded libtern."},
+	{"word_becomes", (PyCFunction)(void (*)(void))word_becomes, METH_FASTCALL, NULL},
 	{"count_routes", (PyCFunction)(void (*)(void))count_routes, METH_FASTCALL, NULL},
 	{"routes_agree", (PyCFunction)(void (*)(void))routes_agree, METH_FASTCALL, NULL},
 	{"forked", forked, METH_NOARGS, "In a child: what was made before is the parent's."},

@@ -182,6 +182,7 @@ int counted(Py_ssize_t nr, Py_ssize_t want);
 PyObject *calls_gather(PyObject *calls, PyObject *const *args, Py_ssize_t nr);
 PyObject *calls_tell(PyObject *calls, PyObject *const *args, Py_ssize_t nr);
 PyObject *count_routes(PyObject *module, PyObject *const *args, Py_ssize_t nr);
+PyObject *word_becomes(PyObject *module, PyObject *const *args, Py_ssize_t nr);
 PyObject *routes_agree(PyObject *module, PyObject *const *args, Py_ssize_t nr);
 
 /* received.c */

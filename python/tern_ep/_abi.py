@@ -153,6 +153,9 @@ class tern_routes(Structure):
         ("rank_tokens", c_void_p),
         ("expert_routes", c_void_p),
         ("in_rank", c_void_p),
+        ("told", c_void_p),
+        ("told_as", c_uint32),
+        ("finished", c_void_p),
     ]
 
 

@@ -153,7 +153,7 @@ def test_routes_are_counted_and_compared() -> None:
     at = counts.ctypes.data
     given = (ids.ctypes.data, 4, 2, 2, 8)
     arrays = (at, at + 8, in_rank.ctypes.data)
-    assert count_routes(*given, *arrays, 0, 0) == 0
+    assert count_routes(*given, *arrays, 0, 0, 0, 0) == 0
     assert counts.tolist() == [2, 2, 1, 1, 0, 0, 0, 1, 1, 1] and in_rank.tolist() == [[1, 1], [1, 0], [0, 1], [0, 0]]
     assert routes_agree(*given, *arrays) == 0
     for array, index, code in ((counts, 0, 2), (counts, 9, 3), (in_rank.reshape(-1), 7, 4)):
@@ -162,9 +162,9 @@ def test_routes_are_counted_and_compared() -> None:
         array[index] -= 1
     for bad in (8, -2, 2**40):
         ids[2, 1] = bad
-        assert count_routes(*given, *arrays, 0, 0) == routes_agree(*given, *arrays) == 1
+        assert count_routes(*given, *arrays, 0, 0, 0, 0) == routes_agree(*given, *arrays) == 1
     ids[2, 1] = 6
     assert routes_agree(given[0], 0, 2, 2, 8, np.zeros(2, np.int32).ctypes.data, np.zeros(8, np.int32).ctypes.data, 0) == 0
-    assert count_routes(given[0], 4, 2, 3, 8, *arrays, 0, 0) < 0, "experts in unequal parts"
+    assert count_routes(given[0], 4, 2, 3, 8, *arrays, 0, 0, 0, 0) < 0, "experts in unequal parts"
     with pytest.raises(TypeError):
         count_routes(1)

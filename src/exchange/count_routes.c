@@ -18,6 +18,12 @@ static int check_routes(const struct tern_routes *r)
 		return fail(TERN_ERR_INVALID,
 			"tern_count_routes: topk_ids_bits is %u; 32 and 64 are possible",
 			r->topk_ids_bits);
+	if ((uintptr_t)r->told % 4 || (uintptr_t)r->finished % 4 ||
+		(r->told && r->device && !r->finished))
+		return fail(TERN_ERR_INVALID,
+			"tern_count_routes: told at %p, finished at %p; on a device both are "
+			"needed, aligned to 4 bytes",
+			(void *)r->told, (void *)r->finished);
 	if (r->rank_tokens && r->expert_routes && (!r->nr_tokens || (r->topk_ids && r->in_rank)) &&
 		(uintptr_t)r->topk_ids % (r->topk_ids_bits == 64 ? 8 : 4) == 0 &&
 		(uintptr_t)r->rank_tokens % 4 == 0 && (uintptr_t)r->expert_routes % 4 == 0)
@@ -57,6 +63,13 @@ static void count(const struct tern_routes *r)
 	}
 }
 
+static void tell(const struct tern_routes *r)
+{
+	memcpy(r->told + 1, r->rank_tokens, r->nr_ranks * sizeof(*r->told));
+	memcpy(r->told + 1 + r->nr_ranks, r->expert_routes, r->nr_experts * sizeof(*r->told));
+	__atomic_store_n(r->told, r->told_as, __ATOMIC_RELEASE);
+}
+
 int tern_count_routes(const struct tern_routes *theirs)
 {
 	struct tern_routes room;
@@ -71,5 +84,7 @@ int tern_count_routes(const struct tern_routes *theirs)
 	if (r->device)
 		return device_count_routes(r);
 	count(r);
+	if (r->told)
+		tell(r);
 	return 0;
 }

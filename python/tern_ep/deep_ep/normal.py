@@ -14,7 +14,7 @@ from typing import Any, Deque, Dict, Iterator, List, NamedTuple, Optional, Tuple
 import numpy as np
 import torch
 
-from .._calls import count_routes, routes_agree
+from .._calls import count_routes, routes_agree, word_becomes
 from ..arrays import Dtype
 from ..config import Config, Device, Layout, Mode, Reduce, Scale, Weights
 from ..errors import InvalidError, StateError
@@ -174,6 +174,66 @@ class Rounds(Exchange):
         self.open_slot, self.open_plan, self.open_in_graph = slot, plan, in_graph
 
 
+_TOLD_US = 50000
+"""For so long the host looks for counts of a layout; then it waits for the stream, which may have much ahead of them."""
+
+
+class LaidOut(NamedTuple):
+    """The last layout on a device: its tensors, and where its counts come to on the host, under a number."""
+
+    by_rank: Any
+    by_expert: Any
+    told: int
+    number: int
+
+
+class Told:
+    """Where counts of a stream's layouts come to, by the kernel that counts. A place is taken again by the fourth one behind."""
+
+    _PLACES = 4
+
+    def __init__(self, nr: int):
+        self._memory = torch.zeros((self._PLACES, 1 + nr), dtype=torch.int32, device="cpu", pin_memory=True)
+        self._at, self._bytes = self._memory.data_ptr(), 4 * (1 + nr)
+        self._number = 0
+
+    def next(self) -> Tuple[int, int]:
+        self._number = self._number % (2**32 - 1) + 1
+        return self._at + self._number % self._PLACES * self._bytes, self._number
+
+
+class Counts:
+    """Tokens for ranks and routes to experts, on their way to the host."""
+
+    def __init__(self, by_rank: Any, by_expert: Any, laid_out: LaidOut, pinned: Dict[int, Tuple[Any, Any]]):
+        self._by_rank, self._by_expert, self._pinned = by_rank, by_expert, pinned
+        self._laid_out = laid_out if laid_out.by_rank is by_rank and laid_out.by_expert is by_expert else None
+        if by_rank.is_cuda and self._laid_out is None:
+            self._copied = self._copy()
+
+    def _copy(self) -> Tuple[Any, Any]:
+        """Behind what is on the stream. They are there with the event."""
+        nr = self._by_rank.shape[0] + self._by_expert.shape[0]
+        found = self._pinned.get(nr)
+        if found is None:
+            found = self._pinned[nr] = torch.empty(nr, dtype=torch.int32, device="cpu", pin_memory=True), torch.cuda.Event()
+        found[0].copy_(torch.cat((self._by_rank, self._by_expert)), non_blocking=True)
+        found[1].record()
+        return found
+
+    def addresses(self) -> Tuple[int, int]:
+        if not self._by_rank.is_cuda:
+            return self._by_rank.data_ptr(), self._by_expert.data_ptr()
+        laid_out, nr_ranks = self._laid_out, self._by_rank.shape[0]
+        if laid_out is not None:
+            if word_becomes(laid_out.told, laid_out.number, _TOLD_US):
+                return laid_out.told + 4, laid_out.told + 4 + 4 * nr_ranks
+            self._copied = self._copy()
+        pinned, event = self._copied
+        event.synchronize()
+        return pinned.data_ptr(), pinned.data_ptr() + 4 * nr_ranks
+
+
 class Normal:
     def __init__(self, exchanges: Exchanges):
         self._exchanges = exchanges
@@ -181,9 +241,10 @@ class Normal:
         self._made: Dict[Any, Rounds] = {}
         """By shape: with room for the most tokens and rows so far."""
         self._ended: Deque[Plan] = collections.deque()
+        self._laid_out = LaidOut(None, None, 0, 0)
+        self._told: Dict[Tuple[int, int], Told] = {}
+        """By stream and number of counts."""
         self._pinned: Dict[int, Tuple[Any, Any]] = {}
-        self._laid_out: Tuple[Any, Any, Any] = (None, None, None)
-        """By the last layout: for ranks, for experts, and both in one."""
 
     # ---- what is asked for ----
 
@@ -194,45 +255,39 @@ class Normal:
         if nr_experts <= 0 or nr_experts % nr_ranks:
             raise InvalidError(f"num_experts is {nr_experts}; it has to be a multiple of {nr_ranks} ranks")
         nr, topk = ids.shape
-        counts = ids.new_empty(nr_ranks + nr_experts, dtype=torch.int32)
+        counts = ids.new_empty(nr_ranks + nr_experts + 1, dtype=torch.int32)  # and a word for who counts
         in_rank = ids.new_empty((nr, nr_ranks), dtype=torch.bool)
+        told, number = 0, 0
         if topk:
-            self._count(ids, nr, topk, nr_experts, counts.data_ptr(), in_rank.data_ptr())
+            told, number = self._count(ids, nr, topk, nr_experts, counts.data_ptr(), in_rank.data_ptr())
         else:
             counts.zero_()
-        by_rank, by_expert = parts = counts.split_with_sizes((nr_ranks, nr_experts))
-        self._laid_out = (parts[0], parts[1], counts)
+        by_rank, by_expert, _ = counts.split_with_sizes((nr_ranks, nr_experts, 1))
+        if told:
+            self._laid_out = LaidOut(by_rank, by_expert, told, number)
         by_node = None
         if nr_ranks > 8 and nr_ranks % 8 == 0:
             by_node = in_rank.unflatten(1, (nr_ranks // 8, 8)).any(2).sum(0, dtype=torch.int32)
         return by_rank, by_node, by_expert, in_rank
 
-    def _count(self, ids: Any, nr: int, topk: int, nr_experts: int, counts: int, in_rank: int) -> None:
-        device, stream = 0, 0
+    def _count(self, ids: Any, nr: int, topk: int, nr_experts: int, counts: int, in_rank: int) -> Tuple[int, int]:
+        """Where the counts come to on the host, and the number under which they do; 0: they do not."""
+        device = stream = told = number = 0
         if ids.is_cuda:
             self._exchanges.load_cuda()
             device, stream = int(Device.CUDA), torch._C._cuda_getCurrentRawStream(ids.device.index)
-        found = count_routes(ids.data_ptr(), nr, topk, self._nr_ranks, nr_experts, counts, counts + 4 * self._nr_ranks, in_rank, device, stream)
+            if not capturing(True):
+                key = stream, self._nr_ranks + nr_experts
+                told, number = (self._told.get(key) or self._told.setdefault(key, Told(key[1]))).next()
+        found = count_routes(ids.data_ptr(), nr, topk, self._nr_ranks, nr_experts, counts, counts + 4 * self._nr_ranks, in_rank, device, stream, told, number)
         if found:
             self._refuse_ids(found, ids, nr_experts)
+        return told, number
 
     def _refuse_ids(self, found: int, ids: Any, nr_experts: int) -> None:
         if found == _NO_EXPERTS:
             raise InvalidError(f"topk_idx is from {int(ids.min())} to {int(ids.max())}; num_experts is {nr_experts}, and -1 is none")
         code(found)
-
-    def _counts(self, by_rank: Any, by_expert: Any) -> Tuple[int, int, Any]:
-        """Where both are on the host. On a device their way begins here, ahead of what is put on the stream from now on; they are there
-        with the event."""
-        at, nr_ranks = by_rank.data_ptr(), by_rank.shape[0]
-        if not by_rank.is_cuda:
-            return at, by_expert.data_ptr(), None
-        nr, laid_out = nr_ranks + by_expert.shape[0], self._laid_out  # once: another thread may be in here
-        both = laid_out[2] if laid_out[0] is by_rank and laid_out[1] is by_expert else torch.cat((by_rank, by_expert))
-        pinned, event = self._pinned.get(nr) or self._pinned.setdefault(nr, (torch.empty(nr, dtype=torch.int32, device="cpu", pin_memory=True), torch.cuda.Event()))
-        pinned.copy_(both, non_blocking=True)
-        event.record()
-        return pinned.data_ptr(), pinned.data_ptr() + 4 * nr_ranks, event
 
     def _worst(self, nr: int, worst: int) -> Told:
         most = -(-worst // self._nr_ranks)
@@ -335,7 +390,7 @@ class Normal:
         """A round of sizes that only now become known. Where the exchange has room for all tokens that it may be given, it begins at
         once, and ranks tell each other meanwhile; without tokens if these are more, which the others are told. Then it is ended, and made
         again by a larger one."""
-        rank_tokens, expert_routes, event = self._counts(by_rank, by_expert)
+        counts = Counts(by_rank, by_expert, self._laid_out, self._pinned)
         moe, nr_experts = self._made.get(key), by_expert.shape[0]
         early, slot, received, held = False, 0, None, 0
         if moe is not None:
@@ -345,9 +400,7 @@ class Normal:
             elif early:
                 none = Rows(rows.x[:0], None if rows.scales is None else rows.scales[:0], rows.packed)
                 slot, received = self._begin(moe, none, ids[:0], None if weights is None else weights[:0], sms, call, False)
-        if event is not None:
-            event.synchronize()
-        told = self._exchanges.board.tell(nr, held, rank_tokens, expert_routes, nr_experts, alignment)
+        told = self._exchanges.board.tell(nr, held, *counts.addresses(), nr_experts, alignment)
         if moe is not None:
             moe.places.agree(told[4], slot)
             if early and told[0] <= moe.config.max_tokens:

@@ -601,6 +601,9 @@ pub struct tern_routes {
     pub rank_tokens: *mut u32,
     pub expert_routes: *mut u32,
     pub in_rank: *mut u8,
+    pub told: *mut u32,
+    pub told_as: u32,
+    pub finished: *mut u32,
 }
 impl Default for tern_routes {
     fn default() -> Self {

@@ -3,26 +3,22 @@
 #include "gpu/host/device.h"
 #include "gpu/host/ops.h"
 
-static int check_reachable(const struct device_ops *ops, const char *name, const void *pointer)
-{
-	int rc = pointer ? ops->pointer_check(pointer) : 0;
-
-	return rc ? fail(rc, "tern_count_routes: %s: %s", name, ops->error_text()) : 0;
-}
-
-int device_count_routes(const struct tern_routes *routes)
+int device_count_routes(const struct tern_routes *r)
 {
 	const struct device_ops *ops = device_ops_load();
 	int rc;
 
 	if (!ops)
 		return TERN_ERR_UNSUPPORTED;
-	rc = check_reachable(ops, "topk_ids", routes->topk_ids);
-	rc = rc ? rc : check_reachable(ops, "rank_tokens", routes->rank_tokens);
-	rc = rc ? rc : check_reachable(ops, "expert_routes", routes->expert_routes);
-	rc = rc ? rc : check_reachable(ops, "in_rank", routes->in_rank);
+	rc = device_check_pointer(ops, "tern_count_routes: topk_ids", r->topk_ids);
+	rc = rc ? rc : device_check_pointer(ops, "tern_count_routes: rank_tokens", r->rank_tokens);
+	rc = rc ? rc
+		: device_check_pointer(ops, "tern_count_routes: expert_routes", r->expert_routes);
+	rc = rc ? rc : device_check_pointer(ops, "tern_count_routes: in_rank", r->in_rank);
+	rc = rc ? rc : device_check_pointer(ops, "tern_count_routes: told", r->told);
+	rc = rc ? rc : device_check_pointer(ops, "tern_count_routes: finished", r->finished);
 	if (rc)
 		return rc;
-	rc = ops->count_routes(routes);
+	rc = ops->count_routes(r);
 	return rc ? fail(rc, "%s", ops->error_text()) : 0;
 }

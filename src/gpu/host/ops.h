@@ -18,7 +18,7 @@
 #include "exchange/placement.h"
 #include "tern_layer.h"
 
-#define DEVICE_OPS_VERSION 19
+#define DEVICE_OPS_VERSION 20
 #define DEVICE_HANDLE_BYTES 64
 #define DEVICE_MOST_ORDINALS 64
 

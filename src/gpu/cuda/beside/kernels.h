@@ -63,6 +63,8 @@ struct gpu_routes {
 	struct gpu_divisor by_rank; /* experts of a rank */
 	uint32_t *rank_tokens, *expert_routes;
 	uint8_t *in_rank;
+	uint32_t *told, told_as; /* NULL: nobody is told */
+	uint32_t *finished;      /* blocks, from 0 */
 };
 
 cudaError_t count_routes_launch(const struct gpu_routes *routes, cudaStream_t stream);

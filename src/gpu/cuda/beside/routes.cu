@@ -36,9 +36,32 @@ static __device__ __forceinline__ void count_token(
 	}
 }
 
+/* By the block whose counts are the last: all counts, to the host. */
+static __device__ __forceinline__ void tell_host(const struct gpu_routes *r)
+{
+	bool last = false;
+
+	__syncthreads(); /* all of this block's have been added */
+	if (threadIdx.x == 0) {
+		stores_before_here();
+		last = atomicAdd(r->finished, 1u) + 1 == gridDim.x;
+		stores_before_here();
+	}
+	if (!__syncthreads_or(last))
+		return;
+	for (uint32_t i = threadIdx.x; i < r->nr_ranks + r->nr_experts; i += blockDim.x)
+		word_store(&r->told[1 + i],
+			word_load(i < r->nr_ranks ? &r->rank_tokens[i]
+						  : &r->expert_routes[i - r->nr_ranks]));
+	stores_before();
+	__syncthreads();
+	if (threadIdx.x == 0)
+		word_release(r->told, r->told_as);
+}
+
 namespace tern
 {
-/* The lists hold zeros. */
+/* The lists hold zeros, and so does finished. */
 static __global__ void __launch_bounds__(ROUTES_THREADS)
 	count_routes(const __grid_constant__ struct gpu_routes r)
 {
@@ -58,12 +81,14 @@ static __global__ void __launch_bounds__(ROUTES_THREADS)
 		if (counts[i])
 			atomicAdd(to, counts[i]);
 	}
+	if (r.told)
+		tell_host(&r);
 }
 } // namespace tern
 
 cudaError_t count_routes_launch(const struct gpu_routes *routes, cudaStream_t stream)
 {
-	uint32_t nr_blocks = (routes->nr_tokens + ROUTES_THREADS - 1) / ROUTES_THREADS;
+	uint32_t nr_blocks = max((routes->nr_tokens + ROUTES_THREADS - 1) / ROUTES_THREADS, 1u);
 	cudaLaunchConfig_t config = launch_config(nr_blocks, ROUTES_THREADS,
 		(routes->nr_ranks + routes->nr_experts) * sizeof(uint32_t), stream);
 
