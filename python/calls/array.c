@@ -122,24 +122,38 @@ static int same(const struct seen *one, const struct seen *other)
 					: PyObject_RichCompareBool(one->held, other->held, Py_EQ);
 }
 
+static int look_at_one(
+	struct reader *reader, const struct seen *before, PyObject *array, void **address)
+{
+	struct seen seen;
+	int found = see(reader, array, &seen, address);
+
+	if (found == SEEN)
+		found = same(&seen, before);
+	Py_XDECREF(seen.held);
+	return found;
+}
+
 int look_again(struct reader *reader, struct look *look, PyObject *const *arrays, int nr,
 	const uint64_t *key, void **addresses)
 {
-	struct seen seen;
-	int i, found;
+	int i, found = 1;
 
 	if (!look->valid || look->nr != nr ||
 		(key && memcmp(key, look->key, sizeof(look->key)) != 0))
 		return 0;
-	for (i = 0; i < nr; i++) {
-		found = see(reader, arrays[i], &seen, &addresses[i]);
-		if (found == SEEN)
-			found = same(&seen, &look->seen[i]);
-		Py_XDECREF(seen.held);
-		if (found <= 0)
-			return found;
-	}
-	return 1;
+	for (i = 0; i < nr && found > 0; i++)
+		found = look_at_one(reader, &look->seen[i], arrays[i], &addresses[i]);
+	return found;
+}
+
+int look_like(struct reader *reader, const struct look *look, int which, PyObject *array)
+{
+	void *address;
+
+	return look->valid && which < look->nr
+		       ? look_at_one(reader, &look->seen[which], array, &address)
+		       : 0;
 }
 
 void look_clear(struct look *look)

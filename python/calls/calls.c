@@ -141,14 +141,14 @@ static PyObject *received(
 /* `sent` has the arguments: the slot, or a plan's. */
 static PyObject *dispatch_with(struct calls *calls, PyObject *moe, struct slot *slot,
 	struct slot *sent, PyObject *looker, PyObject *const arrays[4], const uint64_t *key,
-	PyObject *stream, PyObject *tag, PyObject *const into[2], PyObject *want)
+	PyObject *stream, uint64_t tag, PyObject *const into[2], PyObject *want)
 {
 	struct tern_moe *native;
 	int code;
 
-	if (set_dispatch(sent, looker, arrays, key) || number(tag, &sent->dispatch.tag) ||
-		set_into(slot, moe, into) || set_wanted(slot, moe, want) ||
-		!(native = use(calls, moe, slot, stream)))
+	sent->dispatch.tag = tag;
+	if (set_dispatch(sent, looker, arrays, key) || set_into(slot, moe, into) ||
+		set_wanted(slot, moe, want) || !(native = use(calls, moe, slot, stream)))
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS;
 	code = library.dispatch(native, &sent->dispatch, &slot->received);
@@ -158,18 +158,30 @@ static PyObject *dispatch_with(struct calls *calls, PyObject *moe, struct slot *
 	return received(calls, moe, slot, into);
 }
 
+PyObject *dispatch_received(struct calls *calls, PyObject *moe, struct slot *slot,
+	PyObject *const arrays[4], PyObject *kept)
+{
+	PyObject *const into[2] = {PyTuple_GetItem(kept, 0), PyTuple_GetItem(kept, 1)};
+
+	if (begin(calls))
+		return NULL;
+	return end(calls, dispatch_with(calls, moe, slot, slot, moe, arrays, NULL, Py_None, 0, into,
+				  PyTuple_GetItem(kept, 2)));
+}
+
 /* dispatch(exchange, slot, stream, x, topk_ids, topk_weights, scales, tag, into_x, into_scales,
  * want) */
 static PyObject *calls_dispatch(PyObject *self, arguments a, Py_ssize_t nr)
 {
 	struct calls *calls = (struct calls *)self;
 	struct slot *slot;
+	uint64_t tag;
 
-	if (counted(nr, 11) || begin(calls))
+	if (counted(nr, 11) || number(a[7], &tag) || begin(calls))
 		return NULL;
 	slot = slot_of(calls, a[1]);
 	return end(calls, slot ? dispatch_with(calls, a[0], slot, slot, a[0], a + 3, NULL, a[2],
-					 a[7], a + 8, a[10])
+					 tag, a + 8, a[10])
 			       : NULL);
 }
 
@@ -179,21 +191,19 @@ static PyObject *calls_dispatch_for_good(PyObject *self, arguments a, Py_ssize_t
 {
 	struct calls *calls = (struct calls *)self;
 	struct slot *slot;
-	PyObject *result = NULL, *tag;
+	PyObject *result = NULL;
 
 	if (counted(nr, 10) || begin(calls))
 		return NULL;
 	slot = slot_of(calls, a[1]);
-	tag = PyLong_FromLong(0);
-	if (slot && tag && set_wanted(slot, a[0], Py_None) == 0) {
+	if (slot && set_wanted(slot, a[0], Py_None) == 0) {
 		slot->received.into_counts = PyLong_AsVoidPtr(a[8]);
 		slot->received.into_offsets = PyLong_AsVoidPtr(a[9]);
 		result = dispatch_with(
-			calls, a[0], slot, slot, a[0], a + 2, NULL, Py_None, tag, a + 6, Py_None);
+			calls, a[0], slot, slot, a[0], a + 2, NULL, Py_None, 0, a + 6, Py_None);
 		slot->received.into_counts = NULL;
 		slot->received.into_offsets = NULL;
 	}
-	Py_XDECREF(tag);
 	return end(calls, result);
 }
 
@@ -202,7 +212,7 @@ static PyObject *calls_dispatch_for_good(PyObject *self, arguments a, Py_ssize_t
 static PyObject *calls_dispatch_plan(PyObject *self, arguments a, Py_ssize_t nr)
 {
 	struct calls *calls = (struct calls *)self;
-	uint64_t key[3] = {0};
+	uint64_t key[3] = {0}, tag;
 	struct slot *slot, *sent;
 	PyObject *result = NULL;
 
@@ -210,13 +220,14 @@ static PyObject *calls_dispatch_plan(PyObject *self, arguments a, Py_ssize_t nr)
 		return NULL;
 	slot = slot_of(calls, a[1]);
 	sent = (struct slot *)a[3];
-	if (slot && !number(a[4], &sent->dispatch.plan) && !number(a[5], &key[0])) {
+	if (slot && !number(a[4], &sent->dispatch.plan) && !number(a[5], &key[0]) &&
+		!number(a[8], &tag)) {
 		PyObject *arrays[4] = {a[6], Py_None, Py_None, a[7]};
 
 		sent->dispatch.slot = slot->number;
 		look_clear(&slot->look_dispatch);
 		result = dispatch_with(
-			calls, a[0], slot, sent, a[2], arrays, key, Py_None, a[8], a + 9, a[11]);
+			calls, a[0], slot, sent, a[2], arrays, key, Py_None, tag, a + 9, a[11]);
 	}
 	return end(calls, result);
 }
@@ -290,6 +301,14 @@ static PyObject *combine_with(
 err_out:
 	Py_DECREF(out);
 	return NULL;
+}
+
+PyObject *combine_out(struct calls *calls, PyObject *moe, struct slot *slot, PyObject *y,
+	PyObject *topk_weights, PyObject *out)
+{
+	PyObject *const arrays[6] = {y, out, Py_False, topk_weights, Py_None, Py_None};
+
+	return begin(calls) ? NULL : end(calls, combine_with(calls, moe, slot, Py_None, arrays));
 }
 
 /* combine(exchange, slot, stream, y, out, unweighted, topk_weights, floats, out_floats) */

@@ -203,7 +203,8 @@ PyMODINIT_FUNC PyInit__calls(void)
 		add_type(module, "OneAtATime", &one_at_a_time_spec) ||
 		add_type(module, "Calls", &calls_spec) ||
 		add_type(module, "Received", &received_spec) ||
-		add_type(module, "Lent", &lent_spec) || add_sizes(module) ||
+		add_type(module, "Lent", &lent_spec) || add_type(module, "Round", &round_spec) ||
+		add_type(module, "Turns", &turns_spec) || add_sizes(module) ||
 		PyModule_AddStringConstant(module, "VERSION",
 			Py_STRINGIFY(TERN_VERSION_MAJOR) "." Py_STRINGIFY(TERN_VERSION_MINOR))) {
 		Py_DECREF(module);

@@ -152,12 +152,13 @@ struct library {
 extern struct library library;
 extern unsigned long nr_forks;
 extern PyType_Spec reader_spec, slot_spec, look_spec, one_at_a_time_spec, calls_spec, received_spec,
-	lent_spec;
+	lent_spec, round_spec, turns_spec;
 
 /* array.c: 1: as before, and addresses are those of now. 0: somebody has to look. -1: an exception.
  */
 int look_again(struct reader *reader, struct look *look, PyObject *const *arrays, int nr,
 	const uint64_t *key, void **addresses);
+int look_like(struct reader *reader, const struct look *look, int which, PyObject *array); // of one
 int look_keep(struct reader *reader, struct look *look, PyObject *const *arrays, int nr,
 	const uint64_t *key);
 void look_clear(struct look *look);
@@ -177,6 +178,11 @@ void beside_ended(struct slot *slot);
 struct tern_moe *moe_of(struct calls *calls, PyObject *moe);
 int check(PyObject *moe, int code);
 int counted(Py_ssize_t nr, Py_ssize_t want);
+/* kept begins with into_x, into_scales and want. */
+PyObject *dispatch_received(struct calls *calls, PyObject *moe, struct slot *slot,
+	PyObject *const arrays[4], PyObject *kept);
+PyObject *combine_out(struct calls *calls, PyObject *moe, struct slot *slot, PyObject *y,
+	PyObject *topk_weights, PyObject *out);
 
 /* counts.c: of METH_FASTCALL. */
 PyObject *calls_gather(PyObject *calls, PyObject *const *args, Py_ssize_t nr);

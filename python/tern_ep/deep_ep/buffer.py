@@ -7,14 +7,16 @@ from typing import Any, Callable, List, Optional, Tuple
 
 import torch
 
-from ..config import Scale
 from ..errors import InvalidError, StateError, UnsupportedError
 from .config import Config
 from .exchanges import Exchanges, not_compiled
 from .low_latency import LowLatency
 from .normal import Normal
 from .streams import check_events
-from .utils import EventHandle, EventOverlap
+from .utils import EventHandle, EventOverlap, no_event
+
+
+_NOT_BOTH = "async_finish and return_recv_hook exclude each other"
 
 
 class Buffer:
@@ -62,12 +64,14 @@ class Buffer:
         self._exchanges: Optional[Exchanges] = Exchanges(self.rank, self.group_size, allgather)
         self._normal = Normal(self._exchanges)
         self._low_latency = LowLatency(self._exchanges, enable_shrink)
+        self._ready = self._low_latency if low_latency_mode else None
+        """Until the buffer is destroyed."""
 
     def destroy(self) -> None:
         """Leaves. Peers that wait for this rank learn of it at once."""
         if not self.explicitly_destroy:
             raise StateError("destroy: the buffer was made without explicitly_destroy")
-        made, self._exchanges = self._exchanges, None
+        made, self._exchanges, self._ready = self._exchanges, None, None
         if made is not None:
             made.close()
 
@@ -138,7 +142,7 @@ class Buffer:
         streams = self._there().streams(topk_idx.device)
         with streams.call(previous_event, async_finish) as call:
             found = self._normal.layout(topk_idx, num_experts)
-        return (*found, EventOverlap() if call.plain else call.finish((topk_idx,), found))
+        return (*found, no_event() if call.plain else call.finish((topk_idx,), found))
 
     def dispatch(
         self,
@@ -183,7 +187,7 @@ class Buffer:
                     call,
                 )
         if call.plain:
-            return (*found, EventOverlap())  # type: ignore[return-value]
+            return (*found, no_event())  # type: ignore[return-value]
         taken = found[0] if isinstance(found[0], tuple) else (found[0],)
         event = call.finish(
             (*rows, num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights),
@@ -208,7 +212,7 @@ class Buffer:
         streams = self._there().streams(x.device)
         with streams.call(previous_event, async_finish) as call:
             out, weights = self._normal.combine(x, handle, topk_weights, biases, self.num_sms if config is None else config.num_sms)
-        return out, weights, EventOverlap() if call.plain else call.finish((x, topk_weights, *biases), (out, weights))
+        return out, weights, no_event() if call.plain else call.finish((x, topk_weights, *biases), (out, weights))
 
     @staticmethod
     def _biases(bias: Any) -> Tuple[Any, ...]:
@@ -255,10 +259,11 @@ class Buffer:
 
     # ---- low-latency mode ----
 
-    def _is_low_latency(self) -> Exchanges:
-        if not self.low_latency_mode:
+    def _is_low_latency(self) -> LowLatency:
+        if self._ready is None:
+            self._there()
             raise StateError("low_latency_mode: the buffer was made without it")
-        return self._there()
+        return self._ready
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
         """Nothing has to be cleaned: modes do not share memory."""
@@ -279,27 +284,20 @@ class Buffer:
         return_recv_hook: bool = False,
     ) -> Tuple[Any, Any, Tuple[Any, ...], EventOverlap, Optional[Callable[[], None]]]:
         """(recv_x, or recv_x and its scales; counts; handle; event; hook)."""
-        streams = self._is_low_latency().streams(x.device)
-        self._check_hook(async_finish, return_recv_hook)
-        if use_ue8m0 and not (use_fp8 and round_scale):
-            raise InvalidError("use_ue8m0 takes use_fp8 and round_scale")
-        scale = Scale.NONE if not use_fp8 else Scale.UE8M0 if round_scale else Scale.FP32
-        with streams.call(None, async_finish) as call:
-            recv_x, counts, handle, hook = self._low_latency.dispatch(
-                x,
-                topk_idx,
-                num_max_dispatch_tokens_per_rank,
-                num_experts,
-                cumulative_local_expert_recv_stats,
-                dispatch_wait_recv_cost_stats,
-                scale,
-                use_fp8 and round_scale and not use_ue8m0,
-                return_recv_hook,
-            )
-        taken = recv_x if isinstance(recv_x, tuple) else (recv_x,)
-        inputs = (x, topk_idx, cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats)
-        event = call.finish(inputs, (*taken, counts))
-        return recv_x, counts, handle, event, None if hook is None else self._later(streams, call.stream, hook)
+        low_latency = self._ready or self._is_low_latency()
+        totals, waited = cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats
+        kind = num_max_dispatch_tokens_per_rank, num_experts, use_fp8, round_scale, use_ue8m0
+        if kind in low_latency.plain and totals is None and waited is None and not (async_finish or return_recv_hook):
+            found = low_latency.plain[kind].dispatch(x, topk_idx)
+            if found is not None:
+                return found  # type: ignore[return-value]
+        if async_finish and return_recv_hook:
+            raise InvalidError(_NOT_BOTH)
+        lane, x, topk_idx = low_latency.lane(x, topk_idx, kind)
+        with lane.streams.call(None, async_finish) as call:
+            results, handle, hook = low_latency.dispatch(lane, x, topk_idx, kind, totals, waited, return_recv_hook)
+        event = call.finish((x, topk_idx, totals, waited), results.tensors())
+        return results.recv_x, results.counts, handle, event, None if hook is None else self._later(lane.streams, call.stream, hook)
 
     def low_latency_combine(
         self,
@@ -315,18 +313,21 @@ class Buffer:
         combine_wait_recv_cost_stats: Any = None,
     ) -> Tuple[Any, EventOverlap, Optional[Callable[[], None]]]:
         """(weighted sums, event, hook)."""
-        streams = self._is_low_latency().streams(x.device)
-        self._check_hook(async_finish, return_recv_hook)
+        low_latency = self._ready or self._is_low_latency()
+        there = low_latency.round(handle)
         if combine_wait_recv_cost_stats is not None:
             raise UnsupportedError("combine_wait_recv_cost_stats: for which rank a combine waits is not measured")
+        if not (zero_copy or async_finish or return_recv_hook):
+            made = there.lane.combine(there, x, topk_idx, topk_weights, out)
+            if made is not None:
+                return made  # type: ignore[no-any-return]
+        if async_finish and return_recv_hook:
+            raise InvalidError(_NOT_BOTH)
+        streams = there.lane.streams
         with streams.call(None, async_finish) as call:
-            found, hook = self._low_latency.combine(x, topk_idx, topk_weights, handle, zero_copy, return_recv_hook, out)
+            found, hook = low_latency.combine(there, x, topk_idx, topk_weights, zero_copy, return_recv_hook, out)
         event = call.finish((x, topk_idx, topk_weights, out), (found,))
         return found, event, None if hook is None else self._later(streams, call.stream, hook)
-
-    def _check_hook(self, async_finish: bool, return_recv_hook: bool) -> None:
-        if async_finish and return_recv_hook:
-            raise InvalidError("async_finish and return_recv_hook exclude each other")
 
     def _later(self, streams: Any, stream: Any, hook: Callable[[], None]) -> Callable[[], None]:
         """Receives on the stream that sent."""

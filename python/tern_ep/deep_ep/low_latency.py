@@ -16,13 +16,15 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 import numpy as np
 import torch
 
+from .. import _calls
 from ..arrays import Dtype, Torch
 from ..config import Config, Device, Layout, Mode, Reduce, Scale, Weights
 from ..errors import InvalidError, UnsupportedError, WaitTimeoutError
 from ..exchange import Exchange
 from ..received import Wanted
 from .exchanges import Exchanges, check, device_of
-from .streams import capturing, check_capture
+from .streams import OnCpu, capturing, check_capture
+from .utils import no_event
 
 _SLOTS = 2
 
@@ -33,19 +35,10 @@ def _tensors(moe: Exchange) -> Torch:
     return moe.kind
 
 
-class Round:
+class Round(_calls.Round):
     """A dispatch, until its combine."""
 
-    __slots__ = ("lane", "slot", "ids", "nr", "in_graph", "received", "counts", "pending", "combining")
-
-    def __init__(self, lane: "Lane", slot: int, ids: Any, nr: int):
-        self.lane, self.slot, self.ids, self.nr = lane, slot, ids, nr
-        self.in_graph = capturing(lane.moe.on_device)
-        self.received: Any = None
-        self.counts: Any = None
-        self.pending: Optional[Callable[[], None]] = None
-        """What still has to be received, of the dispatch or of the combine."""
-        self.combining = False
+    __slots__ = ()
 
     def finish(self) -> None:
         if self.pending is not None:
@@ -58,12 +51,6 @@ class Handle(Tuple[Any, ...]):
     which has to be before the combine."""
 
     round: Round
-
-    @classmethod
-    def of(cls, a_round: Round, config: Config) -> "Handle":
-        found = cls((None, None, config.max_tokens, config.hidden, config.nr_experts))
-        found.round = a_round
-        return found
 
     def _info(self, at: int) -> Any:
         a_round, moe = self.round, self.round.lane.moe
@@ -94,7 +81,7 @@ class Handle(Tuple[Any, ...]):
 
 
 class Results:
-    """What a dispatch fills and hands out."""
+    """What a dispatch fills and hands out. unpacked: scales are powers of two, and handed out as floats."""
 
     def __init__(self, lane: "Lane", slot: int, unpacked: bool):
         moe, config = lane.moe, lane.moe.config
@@ -126,8 +113,10 @@ class Results:
         if unpacked or not moe.on_device or (packed and blocks % 4) or made.numel() >= 2**32:
             self.into_scales = lane.row_scales(slot)
 
+    def tensors(self) -> Tuple[Any, ...]:
+        return (*self.recv_x, self.counts) if isinstance(self.recv_x, tuple) else (self.recv_x, self.counts)
+
     def unpack(self) -> None:
-        """Powers of two, as floats."""
         nr_local, positions, _ = self.shown.shape
         self.shown.copy_((self.into_scales.view(nr_local, positions, -1).to(torch.int32) << 23).view(torch.float32))
 
@@ -137,20 +126,25 @@ _MOST_KEPT = 1 << 32
 buffer takes of memory for each of its halves."""
 
 
-class Lane:
+Kind = Tuple[int, int, bool, bool, bool]
+"""What a dispatch says of an exchange: most tokens, experts, use_fp8, round_scale, use_ue8m0."""
+
+
+class Lane(_calls.Turns):
     """An exchange and what its slots are busy with."""
 
-    def __init__(self, moe: Exchange):
-        self.moe = moe
-        self.rounds: List[Optional[Round]] = [None] * _SLOTS
-        self.next = 0
+    def __new__(cls, moe: Exchange, streams: OnCpu) -> "Lane":
+        entries = None, None, moe.config.max_tokens, moe.config.hidden, moe.config.nr_experts
+        made: Lane = super().__new__(cls, moe._calls, moe, streams, Round, Handle, entries, lambda: capturing(True), no_event)
+        return made
+
+    def __init__(self, moe: Exchange, streams: OnCpu):
         self.combine_buffers: List[Any] = [None] * _SLOTS
         self.shape = (moe.nr_local, moe.max_rows // moe.nr_local, moe.config.hidden)
         self._scales: List[Any] = [None] * _SLOTS
         self._results: Dict[Tuple[int, bool], Results] = {}
 
     def results(self, slot: int, unpacked: bool) -> Results:
-        """unpacked: scales are powers of two, and handed out as floats."""
         found = self._results.get((slot, unpacked))
         if found is None:
             with _tensors(self.moe).lasting():
@@ -158,6 +152,17 @@ class Lane:
             if found.bytes <= _MOST_KEPT and not capturing(self.moe.on_device):
                 self._results[slot, unpacked] = found
         return found
+
+    def begun(self, made: Round) -> Handle:
+        """It is the slot's."""
+        self.rounds[made.slot] = made
+        self.next = 1 - made.slot
+        handle = Handle(self.entries)
+        handle.round = made
+        return handle
+
+    def is_kept(self, slot: int, results: Results) -> bool:
+        return self._results.get((slot, False)) is results
 
     def row_scales(self, slot: int) -> Any:
         """Of FP8, row by row, as they travel: where they cannot go into columns at once."""
@@ -183,6 +188,8 @@ class LowLatency:
         self._exchanges = exchanges
         self._shrink = shrink
         self._lanes: Dict[Any, Lane] = {}
+        self.plain: Dict[Kind, Lane] = {}
+        """Of the last dispatch of that kind, where there was nothing to do but to dispatch."""
         self._at_home = False
         """Weights cannot travel: ranks are on several nodes, or not over NVLink."""
         self.masked: Set[int] = set()
@@ -238,19 +245,12 @@ class LowLatency:
             self._at_home = True
             return self._exchanges.get(config, Exchange)
 
-    def _lane(self, x: Any, topk: int, most: int, nr_experts: int, scale: Scale) -> Lane:
-        key = (x.device, x.shape[1], topk, most, nr_experts, scale)
-        found = self._lanes.get(key)
-        if found is None:
-            found = self._lanes[key] = Lane(self._made(x, topk, most, nr_experts, scale))
-            for rank in self.masked:
-                found.moe.mask(rank)
-        return found
-
-    def dispatch(
-        self, x: Any, topk_idx: Any, most: int, nr_experts: int, totals: Any, waited: Any, scale: Scale, unpacked: bool, hook: bool
-    ) -> Tuple[Any, Any, Handle, Optional[Callable[[], None]]]:
-        """unpacked: scales are powers of two, and handed out as floats."""
+    def lane(self, x: Any, topk_idx: Any, kind: Kind) -> Tuple[Lane, Any, Any]:
+        """Where they go, and they as that takes them: without a graph of gradients."""
+        most, nr_experts, fp8, round_scale, ue8m0 = kind
+        if ue8m0 and not (fp8 and round_scale):
+            raise InvalidError("use_ue8m0 takes use_fp8 and round_scale")
+        scale = Scale.NONE if not fp8 else Scale.UE8M0 if round_scale else Scale.FP32
         x = check("x", x, (None, None), torch.bfloat16)
         nr, hidden = x.shape
         ids = check("topk_idx", topk_idx, (nr, None), torch.int64)
@@ -259,24 +259,32 @@ class LowLatency:
             raise InvalidError(f"num_experts is {nr_experts}; it has to be a multiple of {nr_ranks} ranks")
         if nr > most:
             raise InvalidError(f"x has {nr} rows; num_max_dispatch_tokens_per_rank is {most}")
+        topk = ids.shape[1]
+        key = (x.device, hidden, topk, most, nr_experts, scale)
+        found = self._lanes.get(key)
+        if found is None:
+            found = self._lanes[key] = Lane(self._made(x, topk, most, nr_experts, scale), self._exchanges.streams(x.device))
+            for rank in self.masked:
+                found.moe.mask(rank)
+        return found, x, ids
+
+    def _check_counts(self, totals: Any, waited: Any, lane: Lane) -> None:
         if totals is not None:
-            check("cumulative_local_expert_recv_stats", totals, (nr_experts // nr_ranks,), torch.int32)
+            check("cumulative_local_expert_recv_stats", totals, (lane.moe.nr_local,), torch.int32)
         if waited is not None:
-            check("dispatch_wait_recv_cost_stats", waited, (nr_ranks,), torch.int64)
-        lane = self._lanes.get((x.device, hidden, ids.shape[1], most, nr_experts, scale)) or self._lane(x, ids.shape[1], most, nr_experts, scale)
+            check("dispatch_wait_recv_cost_stats", waited, (self._exchanges.nr_ranks,), torch.int64)
+
+    def dispatch(
+        self, lane: Lane, x: Any, ids: Any, kind: Kind, totals: Any, waited: Any, hook: bool
+    ) -> Tuple[Results, Handle, Optional[Callable[[], None]]]:
+        self._check_counts(totals, waited, lane)
         moe, slot = lane.moe, lane.next
         if lane.rounds[slot] is not None:
             lane.clear(slot)
-
+        unpacked = kind[2] and kind[3] and not kind[4]
         results = lane.results(slot, unpacked)
-        made = Round(lane, slot, ids, nr)
-        made.counts = results.counts
+        made = Round(lane, slot, ids, results.counts, capturing(moe.on_device))
         want = results.want if waited is None else results.want._replace(waited_ns=waited)
-        if not (hook or unpacked or totals is not None or moe.config.masks):
-            made.received = moe._calls.dispatch(moe, slot, None, x, ids, None, None, 0, results.into_x, results.into_scales, want)
-            lane.rounds[slot] = made
-            lane.next = 1 - slot
-            return results.recv_x, results.counts, Handle.of(made, moe.config), None
 
         def arrived() -> None:
             if unpacked:
@@ -294,29 +302,30 @@ class LowLatency:
         else:
             made.received = self._waiting(moe, moe.dispatch, x, ids, slot=slot, into_x=results.into_x, into_scales=results.into_scales, want=want)
             arrived()
-        lane.rounds[slot] = made
-        lane.next = (slot + 1) % _SLOTS
-        return results.recv_x, made.counts, Handle.of(made, moe.config), made.finish if hook else None
+        if lane.is_kept(slot, results) and not moe.config.masks:
+            lane.keep(slot, (results.into_x, results.into_scales, results.want, results.recv_x, results.counts))
+            self.plain[kind] = lane
+        return results, lane.begun(made), made.finish if hook else None
 
     # ---- combine ----
 
-    def _round(self, handle: Any) -> Round:
+    @staticmethod
+    def round(handle: Any) -> Round:
         if not isinstance(handle, Handle):
             raise InvalidError("handle is none of a low_latency_dispatch by Tern")
         return handle.round
 
     def combine_buffer(self, handle: Any) -> Any:
-        there = self._round(handle)
+        there = self.round(handle)
         lane = there.lane
         if lane.combine_buffers[there.slot] is None:
             lane.combine_buffers[there.slot] = there.ids.new_empty(lane.shape, dtype=torch.bfloat16)
         return lane.combine_buffers[there.slot]
 
     def combine(
-        self, x: Any, topk_idx: Any, topk_weights: Any, handle: Any, zero_copy: bool, hook: bool, out: Any
+        self, there: Round, x: Any, topk_idx: Any, topk_weights: Any, zero_copy: bool, hook: bool, out: Any
     ) -> Tuple[Any, Optional[Callable[[], None]]]:
-        there = self._round(handle)
-        lane, nr = there.lane, there.nr
+        lane, nr = there.lane, there.ids.shape[0]
         moe = lane.moe
         topk, hidden = moe.config.topk, moe.config.hidden
         x = check("x", x, lane.shape, torch.bfloat16)
@@ -333,10 +342,6 @@ class LowLatency:
             there = self._again(there, ids)
         there.finish()
         slot = there.slot
-        if not (hook or moe.config.masks):
-            moe._calls.combine(moe, slot, None, x, out, False, weights, None, None)
-            lane.rounds[slot] = None
-            return out, None
 
         def receive() -> None:
             self._waiting(moe, moe.combine_recv, slot, out=out)
@@ -354,12 +359,11 @@ class LowLatency:
         lane, moe = ended.lane, ended.lane.moe
         slot = lane.next
         lane.clear(slot)
-        made = Round(lane, slot, ids, ended.nr)
+        made = Round(lane, slot, ids, ended.counts, capturing(moe.on_device))
         config = moe.config
         x = ids.new_zeros((ids.shape[0], config.hidden), dtype=torch.bfloat16)
         kind = torch.bfloat16 if config.scale == Scale.NONE else torch.float8_e4m3fn
         into = ids.new_empty((moe.max_rows, config.hidden), dtype=kind)
         made.received = self._waiting(moe, moe.dispatch, x, ids, slot=slot, into_x=into, into_scales=lane.row_scales(slot))
-        lane.rounds[slot] = made
-        lane.next = (slot + 1) % _SLOTS
+        lane.begun(made)
         return made

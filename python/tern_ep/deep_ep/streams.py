@@ -120,7 +120,7 @@ class OnCuda(OnCpu):
     current stream is known by its address, and none is made current that is. Nor is an event left behind each call before a call has
     gone to another stream than the one before it: that one waits for all that is on that stream."""
 
-    _same: Any = (None, None)
+    same: Any = (None, None)
     """The address of the stream of the last call, while all have gone there; and that call."""
     _leaves_events = False
 
@@ -147,11 +147,11 @@ class OnCuda(OnCpu):
 
     def call(self, previous_event: Any = None, apart: bool = False, stream: Any = None) -> Call:
         """Work goes to the stream, whatever the current one does; else apart from the current one, or to that."""
-        address, before = self._same  # once: another thread may be in here
+        address, before = self.same  # once: another thread may be in here
         if before is not None and not apart and previous_event is None and stream is None:
             if torch._C._cuda_getCurrentRawStream(self._index) == address:
                 return before  # type: ignore[no-any-return]
-        self._same = None, None
+        self.same = None, None
         current, captured = self._current(), capturing(True)
         if stream is None:
             stream = self.comm if apart and not captured else current
@@ -178,5 +178,5 @@ class OnCuda(OnCpu):
         if self._leaves_events:
             self._done.record(stream)
         elif stream is self._known[1]:
-            self._same = self._known[0], CallAsBefore(self, stream, stream, False, False, True)
+            self.same = self._known[0], CallAsBefore(self, stream, stream, False, False, True)
         self._last = stream

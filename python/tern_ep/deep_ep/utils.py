@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Callable, Optional, Tuple
 
 import torch
@@ -35,11 +36,14 @@ class EventHandle:
 class EventOverlap:
     """What a call returns: its event, None unless async_finish was set, and the tensors that have to live until it is waited for."""
 
+    event: Optional[EventHandle] = None
+    extra_tensors: Optional[Tuple[Any, ...]] = None
+    hook_after_wait: Optional[Callable[[], Any]] = None
+    _release = False
+
     def __init__(self, event: Optional[EventHandle] = None, extra_tensors: Optional[Tuple[Any, ...]] = None):
         self.event = event
         self.extra_tensors = extra_tensors
-        self.hook_after_wait: Optional[Callable[[], Any]] = None
-        self._release = False
 
     def current_stream_wait(self, release_handle: bool = False) -> None:
         """What is put on the current stream from now on runs behind the call."""
@@ -69,3 +73,7 @@ class EventOverlap:
         if self.event is not None:
             self.current_stream_wait(self._release)
         self._release = False
+
+
+no_event: Callable[[], EventOverlap] = functools.partial(object.__new__, EventOverlap)
+"""What most calls return, without a function of Python's."""
