@@ -186,8 +186,7 @@ static PyObject *begun(struct turns *t, unsigned int slot, PyObject *kept, PyObj
 	handle = PyObject_CallFunctionObjArgs(t->handle, t->entries, NULL);
 	event = PyObject_CallFunctionObjArgs(t->event, NULL);
 	if (handle && event && PyObject_SetAttrString(handle, "round", made) == 0)
-		result = PyTuple_Pack(
-			5, PyTuple_GetItem(kept, 3), counts, handle, event, Py_None);
+		result = PyTuple_Pack(5, PyTuple_GetItem(kept, 3), counts, handle, event, Py_None);
 	Py_XDECREF(handle);
 	Py_XDECREF(event);
 	if (PyList_SetItem(t->rounds, slot, made))

@@ -11,8 +11,7 @@
 int device_check_pointer(const struct device_ops *ops, const char *name, const void *pointer)
 {
 	static _Thread_local const void *known[1 << KNOWN_BITS];
-	const void **at =
-		&known[(uintptr_t)pointer * 0x9e3779b97f4a7c15u >> (64 - KNOWN_BITS)];
+	const void **at = &known[(uintptr_t)pointer * 0x9e3779b97f4a7c15u >> (64 - KNOWN_BITS)];
 	int rc;
 
 	if (!pointer || *at == pointer)
