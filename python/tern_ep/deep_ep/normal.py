@@ -187,7 +187,7 @@ class LaidOut(NamedTuple):
     number: int
 
 
-class Told:
+class ToldCounts:
     """Where counts of a stream's layouts come to, by the kernel that counts. A place is taken again by the fourth one behind."""
 
     _PLACES = 4
@@ -242,7 +242,7 @@ class Normal:
         """By shape: with room for the most tokens and rows so far."""
         self._ended: Deque[Plan] = collections.deque()
         self._laid_out = LaidOut(None, None, 0, 0)
-        self._told: Dict[Tuple[int, int], Told] = {}
+        self._told: Dict[Tuple[int, int], ToldCounts] = {}
         """By stream and number of counts."""
         self._pinned: Dict[int, Tuple[Any, Any]] = {}
 
@@ -278,7 +278,7 @@ class Normal:
             device, stream = int(Device.CUDA), torch._C._cuda_getCurrentRawStream(ids.device.index)
             if not capturing(True):
                 key = stream, self._nr_ranks + nr_experts
-                told, number = (self._told.get(key) or self._told.setdefault(key, Told(key[1]))).next()
+                told, number = (self._told.get(key) or self._told.setdefault(key, ToldCounts(key[1]))).next()
         found = count_routes(ids.data_ptr(), nr, topk, self._nr_ranks, nr_experts, counts, counts + 4 * self._nr_ranks, in_rank, device, stream, told, number)
         if found:
             self._refuse_ids(found, ids, nr_experts)

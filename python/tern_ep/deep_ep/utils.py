@@ -75,5 +75,5 @@ class EventOverlap:
         self._release = False
 
 
-no_event: Callable[[], EventOverlap] = functools.partial(object.__new__, EventOverlap)
+no_event: Callable[..., Any] = functools.partial(object.__new__, EventOverlap)
 """What most calls return, without a function of Python's."""
