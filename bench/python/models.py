@@ -7,7 +7,7 @@ run with the same random weights.
 
 logits    how far those of the same tokens are from one process's, as the norm of the difference over the norm
 generate  eager, each rank a batch of its own: ms a step
-graph     a decoding step as a CUDA graph: ms; of it, what kernels of Tern take
+graph     a decoding step as a CUDA graph: ms; of it, what kernels of Tern take, with and without waits for other ranks
 prefill   --prefill tokens a rank, eager: ms
 Each is of the slowest rank: medians, and the mean step of generate. all_reduce is of a batch that all ranks share.
 
@@ -24,7 +24,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -211,8 +211,9 @@ class Step:
     def ms(self) -> float:
         return Clock(self.model.device).ms(self.graph.replay, self.replays)
 
-    def of_tern(self) -> float:
-        """What its kernels take of a step, those of one rank; waits for others are in it."""
+    def of_tern(self) -> Tuple[float, float]:
+        """What its kernels take of a step: those of the slowest rank, with waits for others in it; and of each kernel the rank for which
+        it took least, as that one came last and had nobody to wait for."""
         nr = min(8, self.replays)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             for _ in range(nr):
@@ -220,8 +221,12 @@ class Step:
             torch.cuda.synchronize()
         for e in sorted(profile.key_averages(), key=lambda e: -e.self_device_time_total)[: self.model.options.kernels]:
             print(f"rank {dist.get_rank()}: {e.self_device_time_total / nr / 1e3:8.3f} ms, {e.count // nr:5d} x  {e.key[:100]}", flush=True)
-        took = sum(e.self_device_time_total for e in profile.key_averages() if "tern::" in e.key or e.key.startswith("tern"))
-        return Clock(self.model.device).slowest(took / nr / 1e3)
+        kernels = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA and ("tern::" in e.name or e.name.startswith("tern"))]
+        kernels.sort(key=lambda e: e.time_range.start)
+        took = torch.tensor([e.time_range.elapsed_us() for e in kernels], dtype=torch.float64, device=self.model.device)
+        least = took.clone()
+        dist.all_reduce(least, dist.ReduceOp.MIN)  # ranks have the same kernels, in the same order
+        return Clock(self.model.device).slowest(float(took.sum()) / nr / 1e3), float(least.sum()) / nr / 1e3
 
 
 def measure(model: Model, batches: List[int], one: Dict[str, Any]) -> Dict[str, Any]:
@@ -239,7 +244,7 @@ def measure(model: Model, batches: List[int], one: Dict[str, Any]) -> Dict[str, 
         step = Step(model, batch)
         found[f"graph {batch}"] = step.ms()
         if model.way.startswith("tern"):
-            found[f"graph {batch}, Tern's kernels"] = step.of_tern()
+            found[f"graph {batch}, Tern's kernels"], found[f"graph {batch}, without waits"] = step.of_tern()
         del step
     if "prefill" in parts:
         found["prefill"] = model.prefill()
