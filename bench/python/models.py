@@ -212,8 +212,8 @@ class Step:
         return Clock(self.model.device).ms(self.graph.replay, self.replays)
 
     def of_tern(self) -> Tuple[float, float]:
-        """What its kernels take of a step: those of the slowest rank, with waits for others in it; and of each kernel the rank for which
-        it took least, as that one came last and had nobody to wait for."""
+        """What its dispatches and combines add to a step, from the end of what was ahead of each, as they begin early: on the slowest rank,
+        with waits for others in it; and of each the rank for which it took least, as that one came last and had nobody to wait for."""
         nr = min(8, self.replays)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             for _ in range(nr):
@@ -221,12 +221,17 @@ class Step:
             torch.cuda.synchronize()
         for e in sorted(profile.key_averages(), key=lambda e: -e.self_device_time_total)[: self.model.options.kernels]:
             print(f"rank {dist.get_rank()}: {e.self_device_time_total / nr / 1e3:8.3f} ms, {e.count // nr:5d} x  {e.key[:100]}", flush=True)
-        kernels = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA and ("tern::" in e.name or e.name.startswith("tern"))]
+        kernels = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
         kernels.sort(key=lambda e: e.time_range.start)
-        took = torch.tensor([e.time_range.elapsed_us() for e in kernels], dtype=torch.float64, device=self.model.device)
-        least = took.clone()
+        added, ended = [], 0.0
+        for e in kernels:
+            if e.name.startswith(("tern", "void tern")):
+                added.append(max(0.0, e.time_range.end - max(e.time_range.start, ended)))
+            ended = max(ended, e.time_range.end)
+        mine = torch.tensor(added, dtype=torch.float64, device=self.model.device)
+        least = mine.clone()
         dist.all_reduce(least, dist.ReduceOp.MIN)  # ranks have the same kernels, in the same order
-        return Clock(self.model.device).slowest(float(took.sum()) / nr / 1e3), float(least.sum()) / nr / 1e3
+        return Clock(self.model.device).slowest(float(mine.sum()) / nr / 1e3), float(least.sum()) / nr / 1e3
 
 
 def measure(model: Model, batches: List[int], one: Dict[str, Any]) -> Dict[str, Any]:
@@ -244,7 +249,7 @@ def measure(model: Model, batches: List[int], one: Dict[str, Any]) -> Dict[str, 
         step = Step(model, batch)
         found[f"graph {batch}"] = step.ms()
         if model.way.startswith("tern"):
-            found[f"graph {batch}, Tern's kernels"], found[f"graph {batch}, without waits"] = step.of_tern()
+            found[f"graph {batch}, of it Tern's"], found[f"graph {batch}, without waits"] = step.of_tern()
         del step
     if "prefill" in parts:
         found["prefill"] = model.prefill()
