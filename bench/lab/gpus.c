@@ -129,6 +129,26 @@ static void *take_copy(struct lab_rank *rank, const void *from, size_t bytes)
 	return at;
 }
 
+static const uint2 *take_serving(struct lab_rank *rank, const struct tern_moe_config *c,
+	const uint32_t *place, const uint32_t *start, const uint32_t *replicas)
+{
+	uint2 *serving = calloc(c->nr_experts, sizeof(*serving));
+	const uint2 *there;
+
+	for (uint32_t i = 0; i < c->nr_experts; i++) {
+		uint32_t nr = start[i + 1] - start[i], only = nr == 1 ? start[i] : UINT32_MAX;
+
+		for (uint32_t k = start[i]; k < start[i + 1] && c->replica_ranks == 1; k++)
+			if (place[replicas[k]] >> 16 == rank->rank && only == UINT32_MAX)
+				only = k;
+		serving[i] = only == UINT32_MAX ? make_uint2(start[i], nr)
+						: make_uint2(replicas[only], 1);
+	}
+	there = take_copy(rank, serving, c->nr_experts * sizeof(*serving));
+	free(serving);
+	return there;
+}
+
 /* The tables of tern.h's placement, as kernels want them. */
 static struct gpu_placement make_placement(
 	struct lab *lab, struct lab_rank *rank, uint32_t *nr_local)
@@ -163,7 +183,7 @@ static struct gpu_placement make_placement(
 	}
 	p.place = take_copy(rank, place, nr * sizeof(*place));
 	if (c->placement.logical) {
-		p.replica_start = take_copy(rank, start, (c->nr_experts + 1) * sizeof(*start));
+		p.serving = take_serving(rank, c, place, start, replicas);
 		p.replicas = take_copy(rank, replicas, nr * sizeof(*replicas));
 	}
 	free(place);

@@ -279,7 +279,7 @@ static int fill_exchange(struct device_exchange *x, const struct device_plan *pl
 	}
 	rc = rc ? rc : ask_device(x);
 	rc = rc ? rc : make_view(x);
-	rc = rc ? rc : tables_open(x, plan->placement);
+	rc = rc ? rc : tables_open(x, plan->rank, plan->placement);
 	rc = rc ? rc : upload_internode(x, plan);
 	for (uint32_t slot = 0; slot < nr_slots && !rc; slot++)
 		rc = make_slot(x, plan, slot);

@@ -34,8 +34,10 @@ struct device_tables {
 	const uint32_t *order, *first; /* experts by rank */
 	uint32_t nr_experts, nr_physical;
 	uint32_t per_rank; /* as in struct gpu_placement */
-	bool looked_at;    /* by kernels; else physical = logical for good */
-	uint32_t next;     /* of those under way */
+	uint32_t rank;
+	bool sends_own; /* this rank alone passes its tokens */
+	bool looked_at; /* by kernels; else physical = logical for good */
+	uint32_t next;  /* of those under way */
 	cudaEvent_t copied[TABLES_UNDER_WAY][MAX_SLOTS]; /* NULL: not yet made */
 };
 
@@ -86,7 +88,7 @@ int device_kept_used(struct device_kept *kept, const struct device_call *call);
 void device_kept_close(struct device_exchange *x);
 
 /* tables.c */
-int tables_open(struct device_exchange *x, const struct placement *placement);
+int tables_open(struct device_exchange *x, uint32_t rank, const struct placement *placement);
 /* When no kernel runs. */
 int tables_write(struct device_exchange *x, const struct placement *placement);
 void tables_close(struct device_exchange *x);

@@ -7,10 +7,10 @@
 #include "base/error.h"
 #include "gpu/cuda/exchange_inside.h"
 
-/* In words, what may change: struct placed, replicas [P], replica_start [E + 1], logical [P]. */
+/* In words, what may change: struct placed, serving [E], replicas [P], logical [P]. */
 static uint32_t moving_words(const struct device_tables *t)
 {
-	return 2 + 2 * t->nr_physical + t->nr_experts + 1;
+	return 2 + 2 * t->nr_experts + 2 * t->nr_physical;
 }
 
 /* Each in lines of its own. */
@@ -28,29 +28,37 @@ static size_t fixed_bytes(const struct placement *p)
 
 /* Replicas by expert. One that no member holds any more keeps a replica here: no round begins then,
  * but kernels look for places before they know. */
-static void fill_replicas(const struct placement *p, uint32_t *replicas, uint32_t *start)
+static void fill_replicas(const struct device_tables *t, const struct placement *p,
+	uint32_t *serving, uint32_t *replicas)
 {
 	uint32_t at = 0;
 
-	for (uint32_t e = 0; e < p->nr_experts; e++) {
-		start[e] = at;
+	for (uint32_t e = 0; e < p->nr_experts; e++, serving += 2) {
+		uint32_t begin = at, only = UINT32_MAX;
+
 		for (uint32_t i = p->first_replica[e]; i < p->first_replica[e + 1]; i++)
 			replicas[at++] = p->replicas[i];
-		for (uint32_t i = 0; i < p->nr_physical && at == start[e]; i++)
+		for (uint32_t i = 0; i < p->nr_physical && at == begin; i++)
 			if (p->logical[i] == e)
 				replicas[at++] = i;
+		for (uint32_t i = begin; i < at && t->sends_own && only == UINT32_MAX; i++)
+			if (p->rank[replicas[i]] == t->rank)
+				only = replicas[i];
+		if (only == UINT32_MAX && at == begin + 1)
+			only = replicas[begin];
+		serving[0] = only == UINT32_MAX ? begin : only;
+		serving[1] = only == UINT32_MAX ? at - begin : 1;
 	}
-	start[p->nr_experts] = at;
 }
 
 static void fill_moving(const struct device_tables *t, const struct placement *p, uint32_t *to)
 {
-	uint32_t nr = t->nr_physical;
+	uint32_t *replicas = to + 2 + 2 * t->nr_experts;
 
 	to[0] = p->placed.version;
 	to[1] = p->placed.hash;
-	fill_replicas(p, to + 2, to + 2 + nr);
-	memcpy(to + 2 + nr + t->nr_experts + 1, p->logical, nr * sizeof(*to));
+	fill_replicas(t, p, to + 2, replicas);
+	memcpy(replicas + t->nr_physical, p->logical, t->nr_physical * sizeof(*to));
 }
 
 static void fill_fixed(const struct placement *p, uint32_t *to)
@@ -79,7 +87,7 @@ static uint32_t block_of_each(const struct placement *p)
 	return each;
 }
 
-int tables_open(struct device_exchange *x, const struct placement *p)
+int tables_open(struct device_exchange *x, uint32_t rank, const struct placement *p)
 {
 	struct device_tables *t = &x->tables;
 	uint32_t nr_slots = x->config.nr_slots;
@@ -90,6 +98,8 @@ int tables_open(struct device_exchange *x, const struct placement *p)
 	*t = (struct device_tables){.nr_experts = p->nr_experts,
 		.nr_physical = p->nr_physical,
 		.per_rank = block_of_each(p),
+		.rank = rank,
+		.sends_own = x->config.replica_ranks == 1,
 		.looked_at = p->movable};
 	bytes = fixed + nr_slots * moving_bytes(t);
 	host = calloc(1, bytes);
@@ -135,7 +145,7 @@ struct slot_tables tables_of(const struct device_exchange *x, uint32_t slot)
 	struct slot_tables tables = {.placement = {.nr_experts = t->nr_experts,
 					     .nr_physical = t->nr_physical,
 					     .place = (const uint32_t *)t->memory},
-		.logical = moving + 2 + t->nr_physical + t->nr_experts + 1};
+		.logical = moving + 2 + 2 * t->nr_experts + t->nr_physical};
 
 	if (t->per_rank) {
 		tables.placement.per_rank = t->per_rank;
@@ -144,8 +154,8 @@ struct slot_tables tables_of(const struct device_exchange *x, uint32_t slot)
 	if (t->looked_at) {
 		/* Who is ahead of others may owe them a round of older tables. */
 		tables.placement.placed = x->config.elastic ? NULL : moving;
-		tables.placement.replicas = moving + 2;
-		tables.placement.replica_start = moving + 2 + t->nr_physical;
+		tables.placement.serving = (const uint2 *)(moving + 2);
+		tables.placement.replicas = moving + 2 + 2 * t->nr_experts;
 	}
 	return tables;
 }

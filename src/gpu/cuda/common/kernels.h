@@ -37,11 +37,13 @@ struct gpu_placement {
 	uint32_t nr_physical;
 	uint32_t per_rank; /* physical experts of each rank; 0: look into place */
 	struct gpu_divisor by_per_rank;
-	const uint32_t *place;         /* [P] rank << 16 | local expert */
-	const uint32_t *replica_start; /* [E + 1]; NULL: physical = logical */
-	const uint32_t *replicas;      /* [P] */
-	const uint32_t *placed; /* struct placed of these tables, which may change between rounds;
-				   NULL: they do not */
+	const uint32_t *place; /* [P] rank << 16 | local expert */
+	const uint2 *serving;  /* [E] by logical expert: y of `replicas`, from number x on; where y
+				  is  1, x is the physical expert itself. One on the rank that sends
+				  is  the only one. NULL: physical = logical */
+	const uint32_t *replicas; /* [P] */
+	const uint32_t *placed;   /* struct placed of these tables, which may change between rounds;
+				     NULL: they do not */
 };
 
 struct gpu_exchange {

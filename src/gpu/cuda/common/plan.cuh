@@ -93,18 +93,28 @@ __device__ __forceinline__ bool is_placed_alike(uint2 mine, uint2 theirs)
 	return !mine.y || !theirs.y || (mine.x == theirs.x && mine.y == theirs.y);
 }
 
-/* A replica on the source's rank if there is one, else number (source + token) % replicas. */
-static __device__ __noinline__ uint32_t choose_replica(
-	const struct gpu_exchange *e, uint32_t logical, uint32_t token)
+/* Number (source + token) % replicas, where there are several; but a replica on the source's rank
+ * if there is one, of which the tables know where a rank sends its own tokens alone. */
+static __device__ __noinline__ uint32_t choose_for_others(
+	const struct gpu_exchange *e, uint2 serving, uint32_t token)
 {
 	const struct gpu_placement *p = &e->placement;
-	uint32_t first = p->replica_start[logical], nr = p->replica_start[logical + 1] - first,
-		 source = token_source(e, token);
+	uint32_t source = token_source(e, token);
 
-	for (uint32_t i = 0; i < nr; i++)
-		if (expert_rank(p, p->replicas[first + i]) == source)
-			return p->replicas[first + i];
-	return p->replicas[first + (source + token) % nr];
+	for (uint32_t i = 0; i < serving.y; i++)
+		if (expert_rank(p, p->replicas[serving.x + i]) == source)
+			return p->replicas[serving.x + i];
+	return p->replicas[serving.x + (source + token) % serving.y];
+}
+
+__device__ __forceinline__ uint32_t choose_replica(
+	const struct gpu_exchange *e, uint2 serving, uint32_t token)
+{
+	if (serving.y == 1)
+		return serving.x;
+	if (e->by_replicas.d != 1)
+		return choose_for_others(e, serving, token);
+	return e->placement.replicas[serving.x + (e->rank + token) % serving.y];
 }
 
 /* index: token * K + k. Ids of either width without a branch, which would have each of several wait
@@ -122,14 +132,62 @@ __device__ __forceinline__ int32_t expert_id(const struct gpu_dispatch *d, uint3
 }
 
 template <int CASE = GPU_ANY>
+__device__ __forceinline__ bool has_tables(const struct gpu_exchange *e)
+{
+	return CASE <= GPU_ANY && e->placement.serving;
+}
+
+template <int CASE = GPU_ANY>
 __device__ __forceinline__ uint32_t physical_expert(
 	const struct gpu_exchange *e, int32_t id, uint32_t index)
 {
 	if ((uint32_t)id >= e->placement.nr_experts) /* -1 as well */
 		return GPU_NO_EXPERT;
-	return CASE <= GPU_ANY && e->placement.replica_start
-		       ? choose_replica(e, (uint32_t)id, gpu_div(index, e->by_topk))
+	return has_tables<CASE>(e)
+		       ? choose_replica(e, e->placement.serving[id], gpu_div(index, e->by_topk))
 		       : (uint32_t)id;
+}
+
+/* Of N routes from number `first` on: ids become physical experts. Nothing stands between the
+ * loads, so all are under way together. By a warp. */
+template <uint32_t N, int CASE>
+__device__ __forceinline__ void physical_experts(
+	const struct gpu_exchange *e, uint32_t first, uint32_t (&ids)[8])
+{
+	uint2 serving[N];
+	bool several = false;
+
+	if (!has_tables<CASE>(e)) {
+#pragma unroll
+		for (uint32_t i = 0; i < N; i++)
+			ids[i] = ids[i] < e->placement.nr_experts ? ids[i] : GPU_NO_EXPERT;
+		return;
+	}
+#pragma unroll
+	for (uint32_t i = 0; i < N; i++)
+		serving[i] = ids[i] < e->placement.nr_experts ? e->placement.serving[ids[i]]
+							      : make_uint2(GPU_NO_EXPERT, 1);
+#pragma unroll
+	for (uint32_t i = 0; i < N; i++) {
+		ids[i] = serving[i].x;
+		several |= serving[i].y != 1;
+	}
+	if (!__any_sync(ALL_LANES, several))
+		return;
+	if (e->by_replicas.d != 1) {
+#pragma unroll
+		for (uint32_t i = 0; i < N; i++)
+			ids[i] = choose_replica(e, serving[i], gpu_div(first + i, e->by_topk));
+		return;
+	}
+#pragma unroll
+	for (uint32_t i = 0; i < N; i++) {
+		uint32_t token = gpu_div(first + i, e->by_topk),
+			 at = serving[i].x + (e->rank + token) % serving[i].y,
+			 chosen = e->placement.replicas[serving[i].y == 1 ? 0 : at];
+
+		ids[i] = serving[i].y == 1 ? ids[i] : chosen;
+	}
 }
 
 /* As the caller has it, who may have more than he said. */
@@ -229,9 +287,10 @@ __device__ __forceinline__ void send_plan(const struct gpu_dispatch *d, uint32_t
 	if (CASE <= GPU_ANY && e->by_replicas.d != 1) /* not in the way of the loads of those who
 							 have none */
 		drop_others<N>(e, first, ids);
+	physical_experts<N, CASE>(e, first, ids);
 #pragma unroll
 	for (uint32_t i = 0; i < N; i++)
-		words[i / 2] |= physical_expert<CASE>(e, (int32_t)ids[i], first + i) << i % 2 * 16;
+		words[i / 2] |= ids[i] << i % 2 * 16;
 	v = head ? make_uint4(placed.x, placed.y, nr_tokens, epoch)
 		 : make_uint4(
 			   words[0], words[1], words[2], FORMAT == GPU_FLAG16 ? epoch : words[3]);

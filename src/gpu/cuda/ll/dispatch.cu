@@ -11,7 +11,7 @@ static int case_of(const struct gpu_dispatch *d)
 
 	if (e->view)
 		return GPU_ELASTIC;
-	if (!e->placement.per_rank || e->placement.replica_start || e->by_replicas.d != 1 ||
+	if (!e->placement.per_rank || e->placement.serving || e->by_replicas.d != 1 ||
 		e->nr_ranks > LANES)
 		return GPU_ANY;
 	return d->ids_64 || d->by_source || d->padded || d->by_alignment.d != 1 ? GPU_PLACED
