@@ -3,7 +3,9 @@
  * graph: an exchange whose kernels take experts to be in blocks, one whose kernels look into
  * tables, and an elastic one, in turns. Summed at home. Under tern run, a GPU each.
  *
- *   tern-rest [TOKENS [MODE [ROUNDS]]]      128 tokens, ll (or ht), 200 of each */
+ *   tern-rest [TOKENS [MODE [ROUNDS [KIND...]]]]      128 tokens, ll (or ht), 200 of each
+ *
+ * KIND: blocks, tables, elastic; one by itself has caches of code and rows for itself. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,6 +43,8 @@ struct rest {
 	void *stream;
 	uint8_t *x, *ids, *out;
 	struct side sides[NR_KINDS];
+	enum kind kinds[NR_KINDS]; /* those that are timed */
+	uint32_t nr_kinds;
 };
 
 static int fails(const struct rest *r, const char *what)
@@ -116,12 +120,12 @@ static int make_inputs(struct rest *r, int rank)
 
 static int replay(struct rest *r, uint32_t nr_rounds)
 {
-	for (uint32_t i = 0; i < NR_KINDS * nr_rounds; i++) {
-		struct side *s = &r->sides[i % NR_KINDS];
+	for (uint32_t i = 0; i < r->nr_kinds * nr_rounds; i++) {
+		struct side *s = &r->sides[r->kinds[i % r->nr_kinds]];
 
 		if (r->ops->graph_launch(s->graph, r->stream) || r->ops->stream_wait(r->stream) ||
 			tern_moe_status(s->moe) ||
-			r->ops->graph_time(s->graph, &s->us[i / NR_KINDS]))
+			r->ops->graph_time(s->graph, &s->us[i / r->nr_kinds]))
 			return fails(r, "a replay");
 	}
 	return 0;
@@ -136,19 +140,28 @@ static int by_size(const void *a, const void *b)
 
 static void say(struct rest *r, int rank, uint32_t nr_rounds)
 {
-	double base = 0;
-
-	for (int kind = 0; kind < NR_KINDS; kind++) {
-		double *us = r->sides[kind].us;
+	for (uint32_t i = 0; i < r->nr_kinds; i++) {
+		double *us = r->sides[r->kinds[i]].us;
 
 		qsort(us, nr_rounds, sizeof(*us), by_size);
-		base = kind == TABLES ? us[nr_rounds / 2] : base;
-		printf("rank %d, %u tokens, %s: p10 %.2f, p50 %.2f, p90 %.2f us%s", rank,
-			r->nr_tokens, names[kind], us[nr_rounds / 10], us[nr_rounds / 2],
-			us[nr_rounds * 9 / 10], kind == ELASTIC ? "" : "\n");
+		printf("rank %d, %u tokens, %s: p10 %.2f, p50 %.2f, p90 %.2f us\n", rank,
+			r->nr_tokens, names[r->kinds[i]], us[nr_rounds / 10], us[nr_rounds / 2],
+			us[nr_rounds * 9 / 10]);
 	}
-	printf(", p50 %+.2f %% of tables'\n",
-		100 * (r->sides[ELASTIC].us[nr_rounds / 2] / base - 1));
+}
+
+/* All, if none is named. */
+static int choose_kinds(struct rest *r, char **argv)
+{
+	for (int kind = 0; kind < NR_KINDS; kind++) {
+		bool named = !*argv;
+
+		for (char **at = argv; *at; at++)
+			named = named || !strcmp(*at, names[kind]);
+		if (named)
+			r->kinds[r->nr_kinds++] = (enum kind)kind;
+	}
+	return r->nr_kinds ? 0 : fails(r, "KIND is blocks, tables or elastic");
 }
 
 int main(int argc, char **argv)
@@ -161,6 +174,8 @@ int main(int argc, char **argv)
 	r.mode = argc > 2 && !strcmp(argv[2], "ht") ? TERN_HIGH_THROUGHPUT : TERN_LOW_LATENCY;
 	if (!r.nr_tokens || nr_rounds < 10 || nr_rounds > MOST_ROUNDS)
 		return fails(&r, "TOKENS from 1, ROUNDS from 10 to 4000");
+	if (choose_kinds(&r, argv + (argc > 4 ? 4 : argc)))
+		return 1;
 	tern_group_config_init(&gc);
 	gc.elastic = 1;
 	r.ops = bench_device_ops_load();
@@ -168,17 +183,17 @@ int main(int argc, char **argv)
 		r.ops->stream_create(&r.stream, false) || tern_group_create(&gc, &r.group) ||
 		make_inputs(&r, gc.boot.rank))
 		return fails(&r, "beginning");
-	for (int kind = 0; kind < NR_KINDS; kind++)
-		if (make_side(&r, (enum kind)kind))
+	for (uint32_t i = 0; i < r.nr_kinds; i++)
+		if (make_side(&r, r.kinds[i]))
 			return 1;
-	for (int kind = 0; kind < NR_KINDS; kind++)
-		if (capture(&r, &r.sides[kind]))
+	for (uint32_t i = 0; i < r.nr_kinds; i++)
+		if (capture(&r, &r.sides[r.kinds[i]]))
 			return 1;
 	if (replay(&r, 10) || replay(&r, nr_rounds))
 		return 1;
 	say(&r, tern_group_rank(r.group), nr_rounds);
-	for (int kind = 0; kind < NR_KINDS; kind++)
-		tern_moe_destroy(r.sides[kind].moe);
+	for (uint32_t i = 0; i < r.nr_kinds; i++)
+		tern_moe_destroy(r.sides[r.kinds[i]].moe);
 	tern_group_destroy(r.group);
 	return 0;
 }
