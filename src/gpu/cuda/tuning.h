@@ -88,18 +88,21 @@ static inline struct gpu_launch ll_rule_dispatch(uint32_t nr_tokens, uint32_t nr
 	return nr_tokens <= 32 ? some : nr_tokens <= 64 ? more : ll_rule_large(row) ? large : many;
 }
 
-/* Where all warps send, and then receive: about as many as there are segments of sums, of other
- * ranks' tokens and of this rank's. */
+/* Where all warps send, and then receive: at least as many as there are segments of sums, of other
+ * ranks' tokens and of this rank's, or some have two, one after the other; and few blocks. */
 static inline struct gpu_launch ll_rule_whole(uint32_t nr_segments, uint32_t nr_ranks)
 {
-	static const struct gpu_launch one = {24, 8, 8, 0, 1, 0, 0}, few = {64, 16, 16, 0, 1, 0, 0},
+	static const struct gpu_launch one = {24, 8, 8, 0, 1, 0, 0},
+				       little = {24, 16, 16, 0, 1, 0, 0},
+				       few = {64, 16, 16, 0, 1, 0, 0},
 				       some = {96, 16, 16, 0, 1, 0, 0},
 				       all = {132, 16, 16, 0, 1, 0, 0};
 
-	return nr_segments <= (nr_ranks <= 2 ? 256 : 128) ? one
-	       : nr_segments <= 800                       ? few
-	       : nr_segments <= 1500                      ? some
-							  : all;
+	if (nr_segments <= (nr_ranks <= 2 ? 192 : 128))
+		return one;
+	if (nr_ranks <= 2 && nr_segments <= 384)
+		return little;
+	return nr_segments <= 800 ? few : nr_segments <= 1500 ? some : all;
 }
 
 /* summed: a result is a sum of several rows here, each as large as the result. whole: all warps can
