@@ -356,6 +356,15 @@ for broken in HEAD_FIRST COUNTED_UNDER_WAY NOT_WAITED COUNTED_FIRST; do
 done
 expect hangs gate -DHIGH -DBREAK_NOTHING_ADDED
 
+# GPUs: tiles of a layer beside its dispatch
+expect holds deal
+expect holds deal -DTILES=2
+expect_large holds deal -DTILES=5 -DROUNDS=4
+expect asserts deal -DWITNESS
+for broken in LET_BEFORE_ZERO ZERO_BEFORE_END LET_BEFORE_WAIT ENDS_FIRST; do
+	expect asserts deal -DBREAK_$broken
+done
+
 # GPUs: rows that leave before places are known
 expect holds early
 expect_large holds early -DLATE_WORDS
