@@ -26,6 +26,10 @@ begin() {
 	while [ "$(children "$launcher" | wc -w)" -lt "$1" ]; do kill -0 $launcher 2>/dev/null || break; done
 }
 
+# Somebody was killed before all had joined, or had made what they begin with, which takes more or less of a run, as the
+# machine has other work. The others end then, and say so.
+was_too_early() { grep -qE '(joining the other ranks|creating an exchange|a store of experts|backups of experts): ' "$tmp/err"; }
+
 # all_well: the last line, and the exit code
 all_well() {
 	[ $failures -eq 0 ] && echo "all well"

@@ -23,7 +23,7 @@ strike() {
 	kill -9 "$victim" 2>/dev/null
 	wait "$launcher"
 	code=$?
-	! grep -qE 'joining the other ranks: |creating an exchange: |a store of experts: ' "$tmp/err" || return 2
+	! was_too_early || return 2
 	grep -q "rank $1 joined; [0-9.]* ms later" "$tmp/out" || return 1
 }
 

@@ -23,7 +23,7 @@ SEED=${SEED:-1}
 draw() { awk -v seed="$1" -v least="$2" -v most="$3" 'BEGIN {srand(seed); print least + rand() * (most - least)}'; }
 
 # strike COPIES PAUSE FRACTION RANK...: kills them when the last has used that much of what a rank uses in a run; the
-# second so many milliseconds after the first. 1: they had ended, or the others needed them no more. 2: not all had joined.
+# second so many milliseconds after the first. 1: they had ended, or the others needed them no more. 2: it was too early.
 strike() {
 	copies=$1
 	pause=$2
@@ -48,7 +48,7 @@ strike() {
 	for rank in "$@"; do
 		grep -q "rank $rank died" "$tmp/err" || return 1
 	done
-	! grep -q 'joining the other ranks: ' "$tmp/err" || return 2
+	! was_too_early || return 2
 	[ $code -ne 0 ] || grep -q 'died; ' "$tmp/out" || return 1
 }
 
