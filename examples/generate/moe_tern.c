@@ -52,11 +52,15 @@ static uint64_t now_ns(void)
 
 #define AGAIN 1 /* in place of 0 or -1: a rank has died, and the others make the round again */
 
+static int failed(struct fault *fault, const char *doing, int rc)
+{
+	return fault_say(fault, "%s: %s (%s)", doing, tern_last_error(), tern_strerror(rc));
+}
+
+/* Of what can be made again. */
 static int tern_failed(struct fault *fault, const char *doing, int rc)
 {
-	if (rc == TERN_ERR_MEMBERS)
-		return AGAIN;
-	return fault_say(fault, "%s: %s (%s)", doing, tern_last_error(), tern_strerror(rc));
+	return rc == TERN_ERR_MEMBERS ? AGAIN : failed(fault, doing, rc);
 }
 
 static enum tern_dtype dtype_of(enum wire_type type)
@@ -139,7 +143,7 @@ static int create_lane(const struct moe_tern_config *config, enum tern_mode mode
 		return rc;
 	rc = create_exchange(config, &tern, lane);
 	rc = rc || !config->gpu ? rc : tern_moe_set_stream(lane->tern, 0, gpu_stream(config->gpu));
-	return rc ? tern_failed(fault, "creating an exchange", rc) : 0;
+	return rc ? failed(fault, "creating an exchange", rc) : 0; /* who has died is named */
 }
 
 int moe_tern_try_gpus(tern_group *group, struct fault *fault)
@@ -777,7 +781,7 @@ int moe_tern_stats(const struct moe_tern *moe, struct tern_stats *stats, struct 
 
 	rc = rc ? rc : tern_moe_stats(moe->decode.tern, &decode);
 	if (rc)
-		return tern_failed(fault, "reading statistics", rc);
+		return failed(fault, "reading statistics", rc);
 	*stats = (struct tern_stats){
 		.size = sizeof(*stats),
 		.rounds = prefill.rounds + decode.rounds,

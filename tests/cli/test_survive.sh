@@ -59,7 +59,7 @@ kill_ranks() {
 	pause=$2
 	shift 2
 	fraction=$(draw "$seed" 0.3 0.7)
-	for _ in 1 2 3 4 5 6; do
+	for _ in 1 2 3 4 5 6 7 8 9 10 11 12; do
 		strike "$copies" "$pause" "$fraction" "$@"
 		case $? in
 		0) break ;;
