@@ -176,6 +176,11 @@ static const struct option_row options[] = {
 		.set = option_flag,
 		FIELD(job.one_sender),
 		.help = "rank 0 sends alone"},
+	{.name = "compute-ns",
+		NS(job.compute_ns),
+		.help = "what a rank computes of what comes, tile by tile, as signals say that it "
+			"is "
+			"there (#)"},
 	{.name = "seed",
 		.argument = "N",
 		NUMBER(job.seed, UINT64_MAX),
@@ -235,6 +240,13 @@ static int check(struct arguments *args)
 
 	if (is_real(args) && transport_check(args->transport)) {
 		fprintf(stderr, NAME ": --transport: %s\n", tern_last_error());
+		return -1;
+	}
+	if (args->job.compute_ns && (is_real(args) || args->bare)) {
+		fprintf(stderr,
+			NAME ": --compute-ns is for the engine in virtual time, not for "
+			     "--transport %s%s\n",
+			args->transport, args->bare ? " --bare" : "");
 		return -1;
 	}
 	if (is_real(args))
@@ -305,15 +317,19 @@ static void print_head(const struct arguments *args)
 		job->ranks_per_node, job->concurrency, (unsigned long long)job->bytes,
 		job->spread_all && !job->nr_peers ? " dealt to all ranks" : "", job->group,
 		job->zipf, (unsigned long long)job->seed, job->iters);
-	printf("# %-18s %9s %11s %11s %11s %11s %8s %8s %7s\n", "policy", "transfers", "time us",
-		"min", "max", "fences us", "drains", "held", "#wrong");
+	printf("# %-18s %9s %11s %11s %11s %11s %11s %8s %8s %7s\n", "policy", "transfers",
+		"time us", "min", "max", "layer us", "fences us", "drains", "held", "#wrong");
 }
 
 static void print_result(enum signal_policy policy, const struct signal_result *result)
 {
-	printf("  %-18s %9.1f %11.1f %11.1f %11.1f %11.1f %8.1f %8.1f %7llu\n",
+	char layer[24] = "-";
+
+	if (result->layer_us > 0)
+		snprintf(layer, sizeof(layer), "%.1f", result->layer_us);
+	printf("  %-18s %9.1f %11.1f %11.1f %11.1f %11s %11.1f %8.1f %8.1f %7llu\n",
 		signal_policy_name(policy), result->transfers, result->time_us, result->min_us,
-		result->max_us, result->fence_us, result->drains, result->fences_waited,
+		result->max_us, layer, result->fence_us, result->drains, result->fences_waited,
 		(unsigned long long)(result->nr_wrong + result->early));
 	fflush(stdout);
 }
@@ -328,13 +344,13 @@ static void json_settings(FILE *file, const struct arguments *args)
 		"\"settings\": {\"nodes\": %u, \"ranks_per_node\": %u, "
 		"\"concurrency\": %u, \"bytes\": %llu, \"spread\": \"%s\", \"peers\": %u, "
 		"\"group\": %u, \"zipf\": %.6g, \"seed\": %llu, "
-		"\"iters\": %u, \"one_sender\": %s, \"drained\": %u}, ",
+		"\"iters\": %u, \"one_sender\": %s, \"drained\": %u, \"compute_ns\": %llu}, ",
 		tern_version(), args->transport, is_real(args) ? "false" : "true",
 		args->bare ? "false" : "true", args->nr_nodes, job->ranks_per_node,
 		job->concurrency, (unsigned long long)job->bytes,
 		job->spread_all ? "all" : "remote", job->nr_peers, job->group, job->zipf,
 		(unsigned long long)job->seed, job->iters, job->one_sender ? "true" : "false",
-		job->nr_drained);
+		job->nr_drained, (unsigned long long)job->compute_ns);
 	fprintf(file,
 		"\"model\": {\"post_ns\": %llu, \"signal_post_ns\": %llu, \"drain_ns\": %llu, "
 		"\"latency_ns\": %llu, \"jitter_ns\": %llu, "
@@ -352,11 +368,11 @@ static void json_result(
 {
 	fprintf(file,
 		"%s\n{\"policy\": \"%s\", \"transfers\": %.6g, \"time_us\": %.9g, \"min_us\": "
-		"%.9g, \"max_us\": %.9g, "
+		"%.9g, \"max_us\": %.9g, \"layer_us\": %.9g, "
 		"\"fence_us\": %.9g, \"drains\": %.6g, \"fences_held\": %.6g, \"writes\": %.6g, "
 		"\"wrong\": %llu, \"trace\": \"%016llx\"}",
 		first ? "" : ",", signal_policy_name(policy), result->transfers, result->time_us,
-		result->min_us, result->max_us, result->fence_us, result->drains,
+		result->min_us, result->max_us, result->layer_us, result->fence_us, result->drains,
 		result->fences_waited, result->writes,
 		(unsigned long long)(result->nr_wrong + result->early),
 		(unsigned long long)result->trace);

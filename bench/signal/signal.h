@@ -41,6 +41,9 @@ struct signal_job {
 	uint32_t nr_drained; /* ranks that each drain looks at, one after the other; 0: one, or all
 				others under coupled-all-peers */
 	uint64_t drain_ns;   /* the proxy's time for each look */
+	uint64_t compute_ns; /* what a rank computes of what comes to it, a tile for each transfer,
+				if as many come as on average: one after the other, each from when
+				its signal is there */
 	struct sim_settings network; /* its seed is ignored */
 };
 
@@ -60,6 +63,7 @@ struct signal_result {
 	double time_us; /* from the first post until the last transfer is known to have landed: mean
 			   over iterations of the slowest rank */
 	double min_us, max_us;
+	double layer_us;  /* with compute_ns: until the slowest rank has computed its tiles, too */
 	double fence_us;  /* a rank's time between the end of posting puts and the start of posting
 			     their signals, summed up: mean */
 	double transfers; /* sent by a rank: mean */

@@ -26,6 +26,10 @@ PUBLISHED_ZIPF = {"S = 1K": (2.7, 2.0), "S = 8K": (1.5, 2.1)}
 ALL_PEERS = "coupled-all-peers"
 GROUPS = (1, 2, 4, 7, 14, 28)
 BYTES = (4096, 65536, 1 << 20)
+COMPUTE_MS = (0.5, 1, 2, 4, 8, 16)
+ZIPF_COMPUTE_MS = (2, 8)
+LAYERS = {"coupled": (ALL_PEERS, {}), "groups of 1": ("decoupled", {"group": 1, "drained": 31}), "of 28": ("decoupled", {"group": 28, "drained": 31}),
+          "nic-fence": ("nic-fence", {"group": 1}), "perseus": ("perseus", {"group": 1}), "imm": ("imm", {})}
 
 
 def bench(policies, **flags):
@@ -99,6 +103,20 @@ def run_zipf():
     return rows
 
 
+def layer_us(name, compute_ms, **flags):
+    policy, more = LAYERS[name]
+    return bench((policy,), compute_ns=int(1e6 * compute_ms), iters=2, **more, **flags)[policy]["layer_us"]
+
+
+def run_layer():
+    return {ms: {name: layer_us(name, ms) for name in LAYERS} for ms in COMPUTE_MS}
+
+
+def run_layer_zipf():
+    return {zipf: {ms: {name: layer_us(name, ms, zipf=zipf) for name in ("coupled", "perseus")} for ms in ZIPF_COMPUTE_MS}
+            for zipf in (0, 0.5, 1.0, 1.5)}
+
+
 def run_queue_pairs():
     """A quicker proxy, so that the NIC's fences are what limits."""
     rows = {}
@@ -111,7 +129,7 @@ def run_queue_pairs():
 def run():
     bench(("put-only",), iters=1)
     data = {"model": bench.model}
-    for name in ("concurrency", "nodes", "groups", "ablation", "sizes", "zipf", "queue_pairs"):
+    for name in ("concurrency", "nodes", "groups", "ablation", "sizes", "zipf", "layer", "layer_zipf", "queue_pairs"):
         data[name] = globals()["run_" + name]()
         print("ran", name)
     with open(DATA, "w") as file:
@@ -264,6 +282,22 @@ def table_zipf(data):
         rows.append(cells)
     return table(("zipf", "4 KB: put-only, us", "coupled", "perseus", "gain", f"with {compute[''] / 1e3:.1f} ms of compute",
                   "64 KB: put-only", "coupled", "perseus", "gain", f"with {compute[' 64 KB'] / 1e3:.1f} ms of compute"), rows)
+
+
+def table_layer(data):
+    rows = []
+    for ms, row in data["layer"].items():
+        behind = with_compute(data, 4096, "perseus", 1e3 * float(ms))
+        rows.append((ms, *(f"{us / 1e3:.2f}" for us in row.values()), f"{row['coupled'] / row['of 28']:.2f}x", f"{row['coupled'] / row['perseus']:.2f}x",
+                     f"{behind:.2f}x"))
+    return table(("compute of a rank, ms", *(f"{name}, ms" for name in LAYERS), "gain of groups of 28", "of perseus", "of perseus, compute behind all"), rows)
+
+
+def table_layer_zipf(data):
+    rows = [(zipf, *(cell for ms in row.values() for cell in (f"{ms['coupled'] / 1e3:.2f}", f"{ms['perseus'] / 1e3:.2f}", f"{ms['coupled'] / ms['perseus']:.2f}x")))
+            for zipf, row in data["layer_zipf"].items()]
+    head = [f"{what} {ms} ms" for ms in ZIPF_COMPUTE_MS for what in ("coupled, ms, with", "perseus, with", "gain, with")]
+    return table(("zipf", *head), rows)
 
 
 def table_queue_pairs(data):

@@ -40,6 +40,7 @@ run() { "$tern" bench signal --nodes 3 --concurrency 24 --iters 2 "$@"; }
 check help "$tern" bench signal --help
 check table run
 check bare run --bare
+check compute run --compute-ns 2000000 --policy all
 check shm "$tern" bench signal --transport shm --peers 2 --concurrency 8 --iters 3
 for name in first second; do
 	check "json $name" run --zipf 1 --policy all --json "$work/$name"
@@ -53,6 +54,8 @@ refused "garbage" --bytes 4x
 refused "more peers than ranks" --nodes 2 --peers 5
 refused "stray word" now
 refused "unknown transport" --transport carrier-pigeon
+refused "compute in real time" --compute-ns 1000 --transport shm
+refused "compute without the engine" --compute-ns 1000 --bare
 refused "more bytes than 64 bits hold" --seed 18014398509481985K
 echo "1..$nr"
 [ $failed -eq 0 ]

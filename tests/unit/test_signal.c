@@ -140,6 +140,43 @@ static void test_closed_forms(void **state)
 		result.time_us > put + 2 * round - 0.01 && result.time_us < put + 2 * round + 0.01);
 }
 
+/* A layer ends no sooner than its compute or its transfers, and no later than one behind the other;
+ * and where nobody waits for a tile, when the first one has come and all are computed. */
+static void test_compute(void **state)
+{
+	static const uint64_t compute_ns[] = {1000, 100000, 50000000};
+	struct signal_result result, first;
+	struct signal_job job;
+
+	(void)state;
+	for (int policy = 0; policy < NR_SIGNAL_POLICIES; policy++) {
+		signal_job_init(&job);
+		job.iters = 2;
+		job.policy = (enum signal_policy)policy;
+		for (int i = 0; i < 3; i++) {
+			double us = (double)compute_ns[i] * 1e-3;
+
+			job.compute_ns = compute_ns[i];
+			result = simulate(signal_simulate_engine, &job);
+			if (policy == SIGNAL_PUT_ONLY) {
+				assert_true(result.layer_us == 0);
+				continue;
+			}
+			assert_true(result.layer_us >= result.time_us);
+			assert_true(result.layer_us >= us * 0.999); /* tiles take whole ns */
+			assert_true(result.layer_us <= result.time_us + us);
+		}
+	}
+	job.policy = SIGNAL_IMM;
+	job.iters = 1;
+	first = simulate(signal_simulate_engine, &job);
+	job.compute_ns *= 2;
+	result = simulate(signal_simulate_engine, &job);
+	assert_true(result.layer_us - first.layer_us > 49999 &&
+		    result.layer_us - first.layer_us < 50001);
+	assert_true(result.time_us == first.time_us);
+}
+
 static void test_repeats(void **state)
 {
 	struct signal_job job;
@@ -165,6 +202,7 @@ int main(void)
 		cmocka_unit_test(test_early_is_noticed),
 		cmocka_unit_test(test_agrees_with_steps),
 		cmocka_unit_test(test_closed_forms),
+		cmocka_unit_test(test_compute),
 		cmocka_unit_test(test_repeats),
 	};
 
