@@ -151,7 +151,9 @@ static void test_compute(void **state)
 	(void)state;
 	for (int policy = 0; policy < NR_SIGNAL_POLICIES; policy++) {
 		signal_job_init(&job);
-		job.iters = 2;
+		job.nr_ranks = 12;
+		job.concurrency = 24;
+		job.iters = 1;
 		job.policy = (enum signal_policy)policy;
 		for (int i = 0; i < 3; i++) {
 			double us = (double)compute_ns[i] * 1e-3;
@@ -168,7 +170,6 @@ static void test_compute(void **state)
 		}
 	}
 	job.policy = SIGNAL_IMM;
-	job.iters = 1;
 	first = simulate(signal_simulate_engine, &job);
 	job.compute_ns *= 2;
 	result = simulate(signal_simulate_engine, &job);
