@@ -174,10 +174,27 @@ int set_beside(struct slot *slot, PyObject *moe, PyObject *unweighted, PyObject 
 int set_out(struct slot *slot, PyObject *moe, PyObject **out, void **at);
 void beside_ended(struct slot *slot);
 
-/* calls.c */
+/* calls.c. What comes between call_begin and call_end, by which everything returns, has the calls
+ * for itself. */
+int call_begin(struct calls *calls);
+PyObject *call_end(struct calls *calls, PyObject *result);
+struct tern_moe *call_use(struct calls *calls, PyObject *moe, struct slot *slot, PyObject *stream);
 struct tern_moe *moe_of(struct calls *calls, PyObject *moe);
+struct slot *slot_of(struct calls *calls, PyObject *number);
 int check(PyObject *moe, int code);
 int counted(Py_ssize_t nr, Py_ssize_t want);
+int number_of(PyObject *object, uint64_t *value);
+
+/* halves.c: of METH_FASTCALL. */
+PyObject *calls_dispatch(PyObject *calls, PyObject *const *args, Py_ssize_t nr);
+PyObject *calls_dispatch_for_good(PyObject *calls, PyObject *const *args, Py_ssize_t nr);
+PyObject *calls_dispatch_plan(PyObject *calls, PyObject *const *args, Py_ssize_t nr);
+PyObject *calls_dispatch_send(PyObject *calls, PyObject *const *args, Py_ssize_t nr);
+PyObject *calls_dispatch_recv(PyObject *calls, PyObject *const *args, Py_ssize_t nr);
+PyObject *calls_combine(PyObject *calls, PyObject *const *args, Py_ssize_t nr);
+PyObject *calls_combine_plan(PyObject *calls, PyObject *const *args, Py_ssize_t nr);
+PyObject *calls_combine_send(PyObject *calls, PyObject *const *args, Py_ssize_t nr);
+PyObject *calls_combine_recv(PyObject *calls, PyObject *const *args, Py_ssize_t nr);
 /* kept begins with into_x, into_scales and want. */
 PyObject *dispatch_received(struct calls *calls, PyObject *moe, struct slot *slot,
 	PyObject *const arrays[4], PyObject *kept);
