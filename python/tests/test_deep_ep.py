@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Callable, Tuple
@@ -168,6 +169,63 @@ def test_calls_on_the_fast_path(buffer: Any) -> None:
             call()
         found = counted(call)
         assert found["call"] <= most and found["c_call"] <= most_compiled, (name, found)
+
+
+def test_calls_that_differ_from_those_before(buffer: Any) -> None:
+    """Low latency, of which what comes as it came before takes a compiled way: whatever else comes is looked at, and refused as at first."""
+    ids, weights = torch.tensor([[0, 1], [1, 0], [-1, 1]]), torch.tensor([[0.5, 0.25], [1.0, 2.0], [3.0, 1.0]])
+    sums = torch.tensor([0.75, 3.0, 1.0])
+
+    def pair(x: Any, ids: Any, weights: Any, expected: Any, out: Any = None) -> None:
+        rows, counts, handle, event, hook = buffer.low_latency_dispatch(x, ids, 4, 2, use_fp8=False)
+        assert hook is None and isinstance(event, deep_ep.EventOverlap)
+        assert counts.tolist() == [int((ids == 0).sum()), int((ids == 1).sum())]
+        combined, _, _ = buffer.low_latency_combine(rows, ids, weights, handle, out=out)
+        assert torch.equal(combined.float(), expected) and (out is None or combined.data_ptr() == out.data_ptr())
+
+    def of(nr: int, value: float) -> Tuple[Any, Any]:
+        x = torch.full((nr, 128), value, dtype=torch.bfloat16)
+        return x, (x.float() * sums[:nr, None]).to(torch.bfloat16).float()
+
+    for value in (1.0, 2.0, 4.0):  # in both slots, and again
+        x, expected = of(3, value)
+        pair(x, ids, weights, expected)
+        pair(x, ids, weights, expected, torch.empty_like(x))
+    for nr in (2, 3, 1, 3):
+        x, expected = of(nr, 8.0)
+        pair(x, ids[:nr], weights[:nr], expected)
+    x, expected = of(3, 0.5)
+    pair(x, ids.to(torch.int32).long(), weights.clone(), expected)
+    for bad in (x.float(), x[:, :64], x[:2], x.T.contiguous().T):
+        with pytest.raises(tern_ep.Error):
+            buffer.low_latency_dispatch(bad, ids, 4, 2, use_fp8=False)
+    rows, _, handle, _, _ = buffer.low_latency_dispatch(x, ids, 4, 2, use_fp8=False)
+    for bad_weights in (weights[:2], weights.double(), weights[:, :1]):
+        with pytest.raises(tern_ep.Error):
+            buffer.low_latency_combine(rows, ids, bad_weights, handle)
+    with pytest.raises(tern_ep.Error):
+        buffer.low_latency_combine(rows[:1], ids, weights, handle)
+    combined, _, _ = buffer.low_latency_combine(rows, ids, weights, handle)
+    assert torch.equal(combined.float(), expected)
+
+
+def test_a_round_in_flight_is_collected(buffer: Any) -> None:
+    """What is compiled holds its exchange's lane, which holds the round."""
+    x, ids, weights = torch.ones((3, 128), dtype=torch.bfloat16), torch.tensor([[0, 1]] * 3), torch.ones((3, 2))
+    for _ in range(3):
+        rows, _, handle, _, _ = buffer.low_latency_dispatch(x, ids, 4, 2, use_fp8=False)
+        buffer.low_latency_combine(rows, ids, weights, handle)
+    left = buffer.low_latency_dispatch(x, ids, 4, 2, use_fp8=False)
+    lanes = [weakref.ref(lane) for lane in buffer._low_latency._lanes.values()]
+    assert len(lanes) == 1 and lanes[0]() is not None
+    buffer._low_latency._lanes.clear()
+    buffer._low_latency.plain.clear()
+    handle = rows = None
+    gc.collect()
+    assert lanes[0]() is not None and torch.equal(left[0][0, :3], x)  # the handle's
+    left = None
+    gc.collect()
+    assert lanes[0]() is None
 
 
 def rounds_of(buffer: Any) -> Any:
