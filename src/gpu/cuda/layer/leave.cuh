@@ -5,19 +5,21 @@
 
 #include "gpu/cuda/layer/ring.cuh"
 
-static __device__ float activated(enum layer_activation activation, float gate, float up)
-{
-	/* A divisor beyond 2^126 makes it 0, where the quotient is some 1e-36. */
-	return (activation == LAYER_SWIGLU ? __fdividef(gate, 1.0f + __expf(-gate)) : gate) * up;
-}
-
-/* acc[0] becomes what gate and up make. */
+/* acc[0] becomes what gate and up make. Chosen once: chosen for each, the quotients would wait for
+ * each other. */
 template <int N>
 static __device__ void activate(enum layer_activation activation, float (*acc)[N / 2])
 {
+	if (activation == LAYER_SWIGLU) {
 #pragma unroll
-	for (int i = 0; i < N / 2; i++)
-		acc[0][i] = activated(activation, acc[0][i], acc[1][i]);
+		for (int i = 0; i < N / 2; i++)
+			/* A divisor beyond 2^126 makes it 0, where the quotient is some 1e-36. */
+			acc[0][i] = __fdividef(acc[0][i], 1.0f + __expf(-acc[0][i])) * acc[1][i];
+	} else {
+#pragma unroll
+		for (int i = 0; i < N / 2; i++)
+			acc[0][i] *= acc[1][i];
+	}
 }
 
 /* The largest magnitude of each row's 128 outputs, of 8 warps. */
@@ -121,30 +123,42 @@ static __device__ void leave_gate_up(const struct layer_args *args, struct share
 		[&](int i) { return __float2bfloat16_rn(acc[0][i]); });
 }
 
+/* By one thread for each row, behind find_amax. The next tile's amax are written before anybody
+ * comes here again, and its factors behind its amax: neither while this tile's are still read. */
+template <int N>
+static __device__ void tell_factors(const struct layer_args *args, struct shared_memory *mine,
+	const struct tile *tile, uint32_t row)
+{
+	if (row < N) {
+		float amax = amax_of(mine, row);
+
+		mine->factors[row] = factor_of(amax);
+		if (row < tile->rows)
+			args->out_scales[(uint64_t)(tile->first_row + row) *
+						 args->out_scales_pitch +
+					 tile->m_tile] = scale_of(amax);
+	}
+	sync_threads(1, CONSUMERS);
+}
+
 template <int N>
 static __device__ void leave_gate_up(const struct layer_args *args, struct shared_memory *mine,
 	const struct tile *tile, const struct seat *seat, float (*acc)[N / 2], __nv_fp8_e4m3)
 {
-	uint32_t thread = seat->warp * 32 + seat->lane;
-
 	activate<N>(args->activation, acc);
 	find_amax<N>(acc[0], mine, seat);
+	tell_factors<N>(args, mine, tile, seat->warp * 32 + seat->lane);
 #pragma unroll
 	for (int j = 0; j < N / 8; j++)
 #pragma unroll
 		for (int c = 0; c < 2; c++) {
-			float factor = factor_of(amax_of(mine, 8 * j + seat->lane % 4 * 2 + c));
+			float factor = mine->factors[8 * j + seat->lane % 4 * 2 + c];
 
 			acc[0][4 * j + c] *= factor;
 			acc[0][4 * j + 2 + c] *= factor;
 		}
-	if (thread < tile->rows)
-		args->out_scales[(uint64_t)(tile->first_row + thread) * args->out_scales_pitch +
-				 tile->m_tile] = scale_of(amax_of(mine, thread));
 	store_outputs<N, uint8_t>(args, mine, tile, seat, tile->m_tile * 128 + seat->group * 64,
 		[&](int i) { return __nv_cvt_float_to_fp8(acc[0][i], __NV_SATFINITE, __NV_E4M3); });
-	/* The next tile's amax is not written before all have read this one's. */
-	sync_threads(1, CONSUMERS);
 }
 
 template <int N>

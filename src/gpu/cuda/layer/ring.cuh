@@ -21,7 +21,7 @@ struct shared_memory {
 	uint8_t rows[STAGES][ROWS_BYTES];
 	float scales[STAGES][WIDTH_MAX][SCALES_AT_ONCE];
 	uint8_t out[2][OUT_WIDTH * OUT_PITCH];
-	float amax[CONSUMERS / 32][NARROW_MAX];
+	float amax[CONSUMERS / 32][NARROW_MAX], factors[NARROW_MAX];
 	uint64_t full[STAGES], empty[STAGES];
 	struct tile_list list;
 	uint64_t told[STAGES], heard[STAGES];
