@@ -205,6 +205,7 @@ stage_plain() {
 	emulated emulated/hostile "$BUILD" TERN_TEST_CASES=15 "$BUILD/tests/device/test_hostile"
 	emulated emulated/hostile_without_lines "$BUILD" TERN_EMULATED_LINES=0 TERN_TEST_SEED=500 TERN_TEST_CASES=8 "$BUILD/tests/device/test_hostile"
 	emulated emulated/long "$BUILD" TERN_TEST_TOTAL=30 "$BUILD/tests/device/test_long"
+	emulated emulated/layer "$BUILD" TERN_TEST_TOTAL=8 TERN_TEST_TOKENS=12 TERN_TEST_HIDDEN=512 "$BUILD/tests/device/test_layer"
 	for name in processes handles elastic elastic-ht closing; do : >"$LOGS/emulated-$name"; done # whose turn it is, of the processes of one test
 	emulated emulated/processes "$BUILD" TERN_EMULATED_PROCESSES="$LOGS/emulated-processes" TERN_TEST_WAIT_MS=500 "$BUILD/tests/device/test_processes"
 	emulated emulated/elastic "$BUILD" TERN_EMULATED_PROCESSES="$LOGS/emulated-elastic" TERN_TEST_WAIT_MS=500 TERN_TEST_KILLS=1 TERN_TEST_MODE=1 "$BUILD/tests/device/test_elastic"

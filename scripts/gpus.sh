@@ -195,6 +195,9 @@ long() { step "long/$1-$2" 120 env TERN_TEST_MODE="$1" TERN_TEST_RANKS="$2" TERN
 # GPU is a kernel's, and may find no room beside two that fill it and wait for it.
 direct() { step "long/direct-$1-$2" 120 env TERN_TEST_NODES=ab TERN_TRANSPORT=copying TERN_TEST_MODE="$1" TERN_TEST_RANKS="$2" TERN_TEST_TOTAL=$((ROUNDS < 1000 ? ROUNDS : 1000)) TERN_TEST_SECONDS=90 "$BUILD/tests/device/test_long"; }
 
+# A layer beside its dispatch and behind it.
+long_layer() { step "long/layer-$1" 120 env TERN_TEST_MODE="$1" TERN_TEST_TOTAL="$ROUNDS" TERN_TEST_ROUNDS=50 TERN_TEST_HIDDEN=2048 TERN_TEST_TOKENS=300 "$BUILD/tests/device/test_layer"; }
+
 # Both modes at once where each finds two GPUs of its own.
 stage_long() {
 	local n
@@ -215,6 +218,9 @@ stage_long() {
 		direct ht $n
 		grep -hs '^# ' "$LOGS/long-direct-ll-$n.log" "$LOGS/long-direct-ht-$n.log" | sed 's/^# */    /'
 	done
+	long_layer ll
+	long_layer ht
+	grep -hs '^# ' "$LOGS/long-layer-ll.log" "$LOGS/long-layer-ht.log" | sed 's/^# */    /'
 }
 
 # under TOOL COMMAND...: says what compute-sanitizer has found. It follows processes that the command starts. By itself synccheck finds too little room for the barriers of copies in
