@@ -257,6 +257,42 @@ void scene_finish(struct scene *s, const pid_t *pids, int fate)
 			(int)s->job.config.mode, s->victim, s->halves, wrong);
 }
 
+/* Stopped, or ended. */
+static bool thread_stands(pid_t pid, const char *thread)
+{
+	char path[96], state = 'X';
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/%d/task/%.32s/stat", (int)pid, thread);
+	file = fopen(path, "r");
+	if (file && fscanf(file, "%*d (%*[^)]) %c", &state) != 1)
+		state = 'X';
+	if (file)
+		fclose(file);
+	return strchr("TtZXx", state);
+}
+
+static bool process_stands(pid_t pid)
+{
+	bool stands = true;
+	char path[48];
+	DIR *dir;
+
+	snprintf(path, sizeof(path), "/proc/%d/task", (int)pid);
+	dir = opendir(path);
+	for (struct dirent *entry; dir && stands && (entry = readdir(dir));)
+		stands = entry->d_name[0] == '.' || thread_stands(pid, entry->d_name);
+	if (dir)
+		closedir(dir);
+	return stands;
+}
+
+void await_standstill(pid_t pid)
+{
+	while (!process_stands(pid))
+		nap();
+}
+
 void scene_play(struct scene *s, rank_main body, int fate)
 {
 	pid_t pids[MAX_PROCESSES];

@@ -67,6 +67,10 @@ void scene_finish(struct scene *scene, const pid_t *pids, int fate);
 /* The same, but returns what is wrong, or NULL. */
 const char *scene_verdict(struct scene *scene, const pid_t *pids, int fate);
 
+/* Until none of the threads of a process that was sent SIGSTOP or SIGKILL can run any more: they go
+ * on until the signal is seen, which a busy machine makes late. */
+void await_standstill(pid_t pid);
+
 /* Start, finish, close. */
 void scene_play(struct scene *scene, rank_main body, int fate);
 

@@ -21,7 +21,9 @@
 #define EXPERTS 8u
 #define BYTES (1u << 20)
 #define PAGE (64u << 10)
+#define MIDDLE (2 * BYTES - 5 * PAGE) /* left to come */
 #define WAIT 60000
+#define SILENCE 2000 /* ms; of who stands still, not of who is late. A death is told without */
 
 static const char *transport;
 static int fate; /* SIGKILL or SIGSTOP */
@@ -68,7 +70,7 @@ static int open_holder(struct holder *h)
 		.nr_backups = 4,
 		.page_bytes = PAGE,
 		.window = 3,
-		.silence_ms = 300,
+		.silence_ms = fate == SIGSTOP ? SILENCE : WAIT,
 		.rate = 0};
 	struct tern_engine_config engine;
 	uint64_t ticket;
@@ -107,6 +109,24 @@ static void be_the_victim(struct holder *h)
 		nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
 }
 
+/* Nobody polls until the victim is no more: so of each rank's pages no more than a window's come
+ * from it, and it is the source that each has to pass over. Who began later would not ask it. */
+static void meet_in_the_middle(struct holder *h)
+{
+	struct scene *s = h->scene;
+
+	atomic_fetch_add(&s->nr_ready, 1);
+	if (h->rank->rank == 0) {
+		while (atomic_load(&s->nr_ready) < RANKS - 1)
+			nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+		kill(h->pids[VICTIM], fate);
+		await_standstill(h->pids[VICTIM]);
+		atomic_store(&s->fate_ns, now_ns());
+	}
+	while (!atomic_load(&s->fate_ns))
+		nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+}
+
 /* Both experts of the victim's, from it; in the middle of the first the victim meets its fate. */
 static void copy_from_victim(struct holder *h)
 {
@@ -123,15 +143,10 @@ static void copy_from_victim(struct holder *h)
 		rank_fails(h->rank, "move: %s", tern_last_error());
 	while (!rc && (rc = tern_weights_poll(h->store, ticket, &progress)) == TERN_ERR_TIMEOUT) {
 		rc = 0;
-		if (progress.bytes_left > 2 * BYTES - 5 * PAGE)
+		if (progress.bytes_left > MIDDLE)
 			continue;
-		if (h->rank->rank == 0 && !atomic_load(&h->scene->fate_ns)) {
-			kill(h->pids[VICTIM], fate);
-			h->scene->fate_ns = now_ns();
-		}
-		/* All are in the middle when it happens. */
-		while (!atomic_load(&h->scene->fate_ns))
-			nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+		if (!atomic_load(&h->scene->fate_ns))
+			meet_in_the_middle(h);
 		if (tern_weights_held(h->store, 0, held))
 			rank_fails(h->rank, "held: %s", tern_last_error());
 		for (int i = 0; i < 2; i++)
