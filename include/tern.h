@@ -458,9 +458,9 @@ struct tern_moe_config {
 			   replica_ranks 1, no plans. Room for results is then for each rank by
 			   itself: address space, as it is touched as before */
 	uint32_t replicas;  /* enum tern_replicas */
-	uint32_t gate_rows; /* devices of one node: 64 or 128: kernels may read received rows while
-			       others still come, in tiles of so many rows of an expert: see
-			       "gates". 0: they may not */
+	uint32_t gate_rows; /* devices, in high throughput of one node: 64 or 128: kernels may read
+			       received rows while others still come, in tiles of so many rows of
+			       an expert: see "gates". 0: they may not */
 	uint32_t late_weights; /* not 0: with TERN_REDUCE_EXPERT a combine is given topk_weights, or
 				  is unweighted: they go to the experts' ranks ahead of the sums,
 				  and its first half waits for those of others. Devices of one
@@ -856,8 +856,9 @@ TERN_API int tern_count_routes(const struct tern_routes *routes);
  * else what comes behind it would not be behind the dispatch. The kernel in front of a gated
  * combine lets it start (griddepcontrol.launch_dependents) when such a wait of its own is over, or
  * does not ask for it: then the combine starts behind its end. Blocks that wait for rows take no SM
- * that the dispatch needs, as its blocks are there before theirs. On ranks of one node, not in
- * TERN_BY_SOURCE and not elastic, x of BF16 or as it travels. `gated` is for results of BF16. */
+ * that the dispatch needs, as its blocks are there before theirs. On ranks of one node, in low
+ * latency also of several; not in TERN_BY_SOURCE and not elastic, x of BF16 or as it travels.
+ * `gated` is for results of BF16. */
 struct tern_gate {
 	size_t size TERN_SIZE_OF(tern_gate); /* sizeof(struct tern_gate) */
 	uint32_t nr_local;                   /* L */

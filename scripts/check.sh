@@ -221,6 +221,8 @@ stage_plain() {
 	emulated emulated/plans_nodes "$BUILD" TERN_EMULATED_SMS=3 TERN_TEST_NODES=ab TERN_TRANSPORT=shm TERN_TEST_RANKS=3 TERN_TEST_ROUNDS=8 TERN_TEST_SEED=1000 TERN_TEST_CASES=2 "$BUILD/tests/device/test_plans"
 	emulated emulated/ahead "$BUILD" TERN_TEST_CASES=10 "$BUILD/tests/emulated/test_ahead"
 	emulated emulated/gates "$BUILD" TERN_TEST_ROUNDS=3 TERN_TEST_CASES=15 "$BUILD/tests/emulated/test_gates"
+	emulated emulated/gates_nodes "$BUILD" TERN_TEST_NODES=ab TERN_TRANSPORT=ofi TERN_TEST_CASES=12 "$BUILD/tests/emulated/test_gates"
+	emulated emulated/gates_nodes_of_2 "$BUILD" TERN_TEST_NODES=aabb TERN_TRANSPORT=copying TERN_TEST_SEED=100 TERN_TEST_CASES=12 "$BUILD/tests/emulated/test_gates"
 	for script in generate nodes layer trace mutants; do
 		test "emulated/$script.sh" 240 env BUILD="$BUILD" tests/device/$script.sh
 	done

@@ -20,7 +20,8 @@ static int upload_internode(struct device_exchange *x, const struct device_plan 
 		 results = align_up(high * internode * c->max_tokens * sizeof(uint32_t), 256),
 		 going = align_up(internode * internode_going_words(c->max_tokens) * 16, 256),
 		 numbers = align_up((uint64_t)c->max_tokens * c->topk * sizeof(uint32_t), 256),
-		 each = results + going + numbers;
+		 runs = align_up(internode * INTERNODE_GROUPS * sizeof(uint32_t), 256),
+		 each = results + going + numbers + runs;
 	uint64_t sink = tables + 256 + nr * each,
 		 bytes = sink + (uint64_t)high * c->max_tokens * c->topk * 16;
 	uint8_t *memory;
@@ -43,6 +44,7 @@ static int upload_internode(struct device_exchange *x, const struct device_plan 
 		table.results = (uint32_t *)(memory + tables + 256 + slot * each);
 		table.going = (uint8_t *)table.results + results;
 		table.numbers = (uint32_t *)(table.going + going);
+		table.runs = (uint32_t *)((uint8_t *)table.numbers + numbers);
 		rc = cuda_check(cudaMemcpy(x->internode + slot, &table, sizeof(table),
 					cudaMemcpyHostToDevice),
 			"cudaMemcpy of internode ranks' tables");

@@ -49,7 +49,7 @@ static int open_memory(struct device_internode *internode)
 
 	internode->nr_commands =
 		c->nr_slots * internode_most_commands(internode->nr_internode, c->max_tokens,
-				      c->topk, c->reduce == TERN_REDUCE_HOME);
+				      c->topk, c->reduce == TERN_REDUCE_HOME, c->gate_rows != 0);
 	while (entries <= internode->nr_commands)
 		entries *= 2;
 	counters = take(&end, (nr_kinds + 1) * sizeof(struct engine_counter));

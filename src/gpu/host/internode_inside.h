@@ -29,6 +29,7 @@ struct internode_sizes {
 /* What has come of a message. The proxy's own. */
 struct coming {
 	uint32_t nr_runs;
+	uint32_t groups; /* of runs of a dispatch with gates, a bit each */
 	bool head;
 };
 

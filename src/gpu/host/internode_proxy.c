@@ -12,6 +12,15 @@ static void internode_word_publish(uint8_t *word, uint32_t epoch)
 	__atomic_store_n((uint32_t *)word, epoch, __ATOMIC_RELEASE);
 }
 
+/* Of a dispatch with gates: which runs have come; and, once, that the head has, behind the runs
+ * that came before it, so that nobody takes those of an earlier round for this one's. Release: as
+ * above, of each run. Pairs with internode_collect, of heads, and with internode_collect_runs. */
+static void internode_runs_publish(uint8_t *line, uint32_t groups, uint32_t epoch)
+{
+	__atomic_store_n((uint32_t *)(line + INTERNODE_RUNS_OFFSET), groups, __ATOMIC_RELEASE);
+	__atomic_store_n((uint32_t *)(line + INTERNODE_HEAD_OFFSET), epoch, __ATOMIC_RELEASE);
+}
+
 /* Release: what came of the rank was published before. Pairs with internode_collect in kernels. */
 static void internode_gone_publish(uint8_t *word, enum internode_gone how)
 {
@@ -56,8 +65,11 @@ void internode_on_immediate(void *ctx, uint32_t peer, uint32_t immediate)
 	uint32_t kind = immediate >> 21 & 7, source = immediate >> 9 & 0xfff,
 		 slot = immediate >> 5 & 0xf, nr_ranks = internode->moe->nr_ranks;
 	const struct internode_head *head;
-	struct coming *coming;
+	struct coming *coming, came;
+	uint8_t *line;
 	uint64_t at;
+	bool run = immediate & INTERNODE_IMMEDIATE_RUN,
+	     gated = internode->moe->config.gate_rows && kind == INTERNODE_DISPATCH;
 
 	(void)peer; /* not every network can tell */
 	if (source >= nr_ranks || internode->number_of[source] == UINT32_MAX)
@@ -67,18 +79,25 @@ void internode_on_immediate(void *ctx, uint32_t peer, uint32_t immediate)
 	if (kind >= NR_INTERNODE_KINDS || slot >= internode->moe->config.nr_slots)
 		return;
 	at = ((uint64_t)slot * NR_INTERNODE_KINDS + kind) * nr_ranks + source;
+	line = internode->words + at * GPU_LINE_BYTES;
 	coming = &internode->coming[at];
-	coming->nr_runs += (immediate & INTERNODE_IMMEDIATE_RUN) != 0;
-	coming->head = coming->head || !(immediate & INTERNODE_IMMEDIATE_RUN);
+	coming->nr_runs += run;
+	coming->groups |= run ? 1u << (immediate & INTERNODE_IMMEDIATE_GROUP) : 0;
+	coming->head = coming->head || !run;
 	head = (const struct internode_head *)(internode->landing +
 					       message_at(&internode->sizes,
 						       internode->nr_internode, slot,
 						       internode->number_of[source],
 						       (enum internode_kind)kind));
-	if (!coming->head || coming->nr_runs != head->nr_runs)
+	if (!coming->head || (!gated && coming->nr_runs != head->nr_runs))
 		return;
-	*coming = (struct coming){0};
-	if (head->nr_runs && !internode_rows_arrived(&internode->rows))
+	came = *coming;
+	if (coming->nr_runs == head->nr_runs)
+		*coming = (struct coming){0};
+	if (came.nr_runs && !internode_rows_arrived(&internode->rows))
 		return; /* who waits for the word says so when its time is over */
-	internode_word_publish(internode->words + at * GPU_LINE_BYTES, head->epoch);
+	if (gated)
+		internode_runs_publish(line, came.groups, head->epoch);
+	if (came.nr_runs == head->nr_runs)
+		internode_word_publish(line, head->epoch);
 }

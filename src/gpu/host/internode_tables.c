@@ -9,7 +9,8 @@
 /* ---- sizes ----------------------------------------------------------------------------------- */
 
 /* Of two hops: a row crosses the network once for each node, and kernels there pass it on. Else 0.
- * The same on all ranks. It pays where some node has several. */
+ * The same on all ranks. It pays where some node has several. Not with gates: who passes rows on
+ * takes them when all have come. */
 static uint32_t way_bytes_of(const tern_moe *moe, int hops)
 {
 	const struct topology *t = &moe->topology;
@@ -17,7 +18,8 @@ static uint32_t way_bytes_of(const tern_moe *moe, int hops)
 
 	for (uint32_t n = 0; n < t->nr_nodes; n++)
 		most = t->size[n] > most ? t->size[n] : most;
-	if (most > INTERNODE_MOST_NEIGHBOURS || hops == 1 || (!hops && most == 1))
+	if (most > INTERNODE_MOST_NEIGHBOURS || hops == 1 || (!hops && most == 1) ||
+		moe->config.gate_rows)
 		return 0;
 	return internode_way_bytes(most, moe->config.mode == TERN_HIGH_THROUGHPUT);
 }
@@ -247,6 +249,7 @@ void internode_set_table(const struct device_internode *internode, const struct 
 	t->ring = (struct internode_command *)internode->ring.entries;
 	t->ring_mask = (uint32_t)internode->ring.mask;
 	t->ring_shift = internode->ring.shift;
+	t->by_group = gpu_divisor_of(internode_group_experts(internode->moe->layout.max_local));
 }
 
 const struct internode_table *device_internode_tables(const struct device_internode *internode)

@@ -122,7 +122,9 @@ static int lay_out_low_latency(struct device_layout *d, const struct tern_moe_co
 	int scaled = c->dispatch_dtype == TERN_FP8_E4M3;
 
 	d->shared_bytes =
-		positions_bytes(d->format, l->nr_ranks, l->max_local, c->max_tokens, c->topk);
+		positions_bytes(d->format, l->nr_ranks, l->max_local, c->max_tokens, c->topk) +
+		(c->gate_rows && internode ? positions_groups_bytes(l->nr_ranks, c->max_tokens)
+					   : 0);
 	d->sliced = d->shared_bytes > d->block_bytes;
 	if (d->sliced)
 		d->shared_bytes = slices_bytes(d->format, l->nr_ranks, l->max_local, c->topk);
@@ -214,12 +216,12 @@ int device_layout_init(struct device_layout *d, const struct tern_moe_config *c,
 		return fail(TERN_ERR_UNSUPPORTED,
 			"late_weights is %u; they are for ranks of one node, over NVLink",
 			c->late_weights);
-	if (c->gate_rows && (internode || format != GPU_FLAG128))
+	if (c->gate_rows && ((internode && !low) || format != GPU_FLAG128))
 		return fail(TERN_ERR_UNSUPPORTED,
-			"gate_rows is %u with %u ranks, %s; gates are for ranks of one node, over "
-			"NVLink",
+			"gate_rows is %u with %u ranks, %s; gates are for ranks of a node over "
+			"NVLink, and in low-latency mode for several such nodes",
 			c->gate_rows, l->nr_ranks,
-			internode ? "some on other nodes" : "some without NVLink");
+			format != GPU_FLAG128 ? "some without NVLink" : "some on other nodes");
 	if (c->gate_rows && c->x_dtype != c->dispatch_dtype && c->x_dtype != TERN_BF16)
 		return fail(TERN_ERR_UNSUPPORTED,
 			"gate_rows is %u with x_dtype %d, dispatch_dtype %d; gates are for x of "

@@ -18,7 +18,7 @@
  * write's immediate tells its kind, slot and source. When the head and so many runs have come, the
  * proxy stores the arrival word of that kind, slot and source: the epoch that the head names.
  * Networks may land bytes in any order, and immediates too, so nothing in landing is looked at
- * before that word is seen.
+ * before that word is seen. With gates a dispatch's runs are told one by one (below).
  *
  * Why no message meets the one before it, in staging or in landing, and no word overtakes another:
  * docs/protocol.md, GPUs on several nodes.
@@ -76,8 +76,24 @@ struct internode_head {
 };
 
 /* A line for each kind, slot and source, in pinned memory: the arrival word, and whether the source
- * is gone. */
+ * is gone. Of a dispatch with gates also the epoch of the head that has come, and which of its runs
+ * have, a bit each. */
+#define INTERNODE_WORD_OFFSET 0
+#define INTERNODE_HEAD_OFFSET 4
+#define INTERNODE_RUNS_OFFSET 8
 #define INTERNODE_GONE_OFFSET 64
+
+/* With gates rows for a rank lie, and travel, by the lowest of that rank's experts that they are
+ * for: a run for each group of experts, so that tiles of the first ones begin while others' rows
+ * are on their way. A row's group takes two bits in what a rank notes of its tokens (numbers.cuh).
+ */
+#define INTERNODE_GROUPS 4u
+
+/* Experts of a group, where a rank has so many at most. */
+HOST_DEVICE uint32_t internode_group_experts(uint32_t most_local)
+{
+	return gpu_ceil(most_local ? most_local : 1, INTERNODE_GROUPS);
+}
 
 /* Its words come no more; or those that are under way may still come, for that long: a network may
  * report immediates in any order. */
@@ -88,9 +104,10 @@ enum internode_gone {
 };
 #define INTERNODE_PEACE_NS 100000000u
 
-/* An immediate: prefix of the exchange (8) | kind (3) | source (12) | slot (4) | is a run (1) | 0 (4).
+/* An immediate: prefix of the exchange (8) | kind (3) | source (12) | slot (4) | is a run (1) | its group, where rows travel by groups (4).
  * INTERNODE_PART: 9 bits in place of the last three */
 #define INTERNODE_IMMEDIATE_RUN (1u << 4)
+#define INTERNODE_IMMEDIATE_GROUP 0xfu
 
 HOST_DEVICE uint32_t internode_immediate(
 	uint32_t prefix, enum internode_kind kind, uint32_t source, uint32_t slot)
@@ -167,6 +184,10 @@ struct internode_table {
 	uint32_t collected[NR_INTERNODE_KINDS]; /* epoch: all internode ranks' words of the kind
 						   have come */
 	uint32_t apart_from_next[32];
+	/* Gates: */
+	struct gpu_divisor by_group; /* experts of a group */
+	uint32_t *runs; /* [nr_internode][INTERNODE_GROUPS] epoch: that run has come, or it is none;
+			   the kernels' */
 };
 
 HOST_DEVICE uint64_t internode_align(uint64_t bytes)
@@ -182,11 +203,12 @@ HOST_DEVICE uint32_t internode_going_words(uint32_t max_tokens)
 /* The commands of one slot's last message of each kind to all internode ranks, at most. A run of
  * results of routes is broken at a token's. */
 HOST_DEVICE uint64_t internode_most_commands(
-	uint32_t nr_internode, uint32_t max_tokens, uint32_t topk, int at_home)
+	uint32_t nr_internode, uint32_t max_tokens, uint32_t topk, int at_home, int gated)
 {
-	uint64_t results = at_home ? (uint64_t)max_tokens * gpu_ceil(topk, 2) : 1;
+	uint64_t results = at_home ? (uint64_t)max_tokens * gpu_ceil(topk, 2) : 1,
+		 rows = gated ? INTERNODE_GROUPS : 1;
 
-	return nr_internode * (1 + results + NR_INTERNODE_KINDS);
+	return nr_internode * (rows + results + NR_INTERNODE_KINDS);
 }
 
 #endif

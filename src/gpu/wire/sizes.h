@@ -48,6 +48,13 @@ HOST_DEVICE uint64_t positions_bytes(enum gpu_format format, uint32_t nr_ranks, 
 	       2ull * nr_ranks * positions_ids(format, max_tokens * topk);
 }
 
+/* And with gates between nodes: which of a source's tokens go to the first groups of experts. */
+#define POSITIONS_GROUPS 3u
+HOST_DEVICE uint64_t positions_groups_bytes(uint32_t nr_ranks, uint32_t max_tokens)
+{
+	return 4ull * POSITIONS_GROUPS * nr_ranks * positions_stride(max_tokens);
+}
+
 /* A slice of a source's tokens, which a block notes (cuda/ll/slices.cuh): counts of it are bytes.
  */
 #define SLICE_LEAST 4u

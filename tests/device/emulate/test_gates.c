@@ -2,9 +2,11 @@
 /* Kernels behind gates: rows are copied as soon as their tile is said to be whole, and y is taken
  * home tile by tile while it is made. Even seeds are high throughput's, where rounds may be over
  * their capacity, too. On emulated GPUs every step follows from a seed, and with a mistake made on
- * purpose some seed has to fail; on real ones each rank's thread makes its calls. TERN_TEST_SEED,
+ * purpose some seed has to fail; on real ones each rank's thread makes its calls. TERN_TEST_NODES:
+ * in low latency, rows of other nodes come by runs; each rank's thread, too. TERN_TEST_SEED,
  * TERN_TEST_CASES, TERN_TEST_ROUNDS as in test_schedules. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "testkit/draw.h"
@@ -12,11 +14,13 @@
 #include "testkit/device/inside.h"
 #include "tests/device/emulate/seeded.h"
 
-#define MOST_RANKS 3
-#define MOST_SMS 3 /* of the exchange's kernels: others are left to those behind gates */
+#define MOST_RANKS 4
+#define MOST_SEEDED 3 /* ranks */
+#define MOST_SMS 3    /* of the exchange's kernels: others are left to those behind gates */
 
 static struct seeded seeded;
-static bool by_seed; /* else the GPUs are real */
+static bool by_seed;  /* else the GPUs are real, or there are nodes */
+static bool by_nodes; /* TERN_TEST_NODES */
 static int nr_devices;
 
 struct ranks_rows {
@@ -219,7 +223,7 @@ static void body(struct rank *rank)
 
 static enum tern_mode mode_of(uint64_t seed)
 {
-	return seed % 2 ? TERN_LOW_LATENCY : TERN_HIGH_THROUGHPUT;
+	return seed % 2 || by_nodes ? TERN_LOW_LATENCY : TERN_HIGH_THROUGHPUT;
 }
 
 /* Some rounds are over it, or all, or none. */
@@ -232,8 +236,9 @@ static uint64_t draw_capacity(uint64_t *state, const struct tern_moe_config *c)
 
 static void draw_case(uint64_t seed, struct job *job)
 {
+	int most = by_nodes ? MOST_RANKS : MOST_SEEDED;
 	const struct draw_limits limits = {
-		.nr_ranks = by_seed || nr_devices > MOST_RANKS ? MOST_RANKS : (uint32_t)nr_devices,
+		.nr_ranks = (uint32_t)(nr_devices < most ? nr_devices : most),
 		.hidden = 640,
 		.nr_experts = 9,
 		.nr_tokens = by_seed ? 60 : 400};
@@ -257,7 +262,7 @@ static void draw_case(uint64_t seed, struct job *job)
 		c->hidden = 4096; /* in BF16 a row goes in two parts */
 	c->device = TERN_DEVICE_CUDA;
 	c->caller_output = 0;
-	c->wait_ms = 5000; /* of the emulation's time */
+	c->wait_ms = by_nodes ? 20000 : 5000; /* of the emulation's time */
 	c->nr_slots = 1;
 	job->wants = false;
 	job->routing.kind = random_below(&state, 3) ? ROUTING_UNIFORM : ROUTING_ONE;
@@ -318,7 +323,8 @@ int main(void)
 	seeded.ops = devices_open(&nr_devices);
 	if (!seeded.ops)
 		return 77;
-	by_seed = seeded_open(&seeded, MOST_RANKS);
+	by_nodes = getenv("TERN_TEST_NODES");
+	by_seed = seeded_open(&seeded, MOST_SEEDED) && !by_nodes;
 	if (!by_seed)
 		return seeded_cases("gates", 30, is_bad);
 	return is_found("rows_not_waited_for", GATE_BLIND, TERN_LOW_LATENCY) |

@@ -16,5 +16,9 @@ ll_kernel<struct gpu_combine> internode_combine_kernel(const struct gpu_combine 
 
 	if (c->exchange.result.nr_vectors != (lines ? 2 : 3))
 		return NULL;
+	if (c->gate.marks)
+		return lines && c->kind == GPU_Y_BF16
+			       ? tern::combine_ll<GPU_FLAG128, GPU_Y_BF16, 2, true, true>
+			       : NULL;
 	return lines ? choose<GPU_FLAG128, 2>(c->kind) : choose<GPU_FLAG16, 3>(c->kind);
 }

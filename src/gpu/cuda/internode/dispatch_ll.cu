@@ -28,11 +28,28 @@ static ll_kernel<struct gpu_dispatch> choose(enum gpu_x kind, bool sliced)
 	return NULL;
 }
 
+template <int X> static ll_kernel<struct gpu_dispatch> gated()
+{
+	return tern::dispatch_ll<GPU_FLAG128, X, 2, GPU_ANY, true, true>;
+}
+
+static ll_kernel<struct gpu_dispatch> choose_gated(const struct gpu_dispatch *d)
+{
+	if (d->exchange.format != GPU_FLAG128 || d->exchange.row.nr_vectors != 2 || d->by_source)
+		return NULL;
+	return d->kind == GPU_X_COPY    ? gated<GPU_X_COPY>()
+	       : d->kind == GPU_X_GIVEN ? gated<GPU_X_GIVEN>()
+	       : d->kind == GPU_X_BF16  ? gated<GPU_X_BF16>()
+					: NULL;
+}
+
 ll_kernel<struct gpu_dispatch> internode_dispatch_kernel(const struct gpu_dispatch *d, bool sliced)
 {
 	uint32_t nr_vectors = d->exchange.row.nr_vectors;
 	bool lines = d->exchange.format == GPU_FLAG128;
 
+	if (d->gate.row_bits)
+		return sliced ? NULL : choose_gated(d);
 	if (nr_vectors != (lines || d->kind != GPU_X_COPY ? 2 : 3))
 		return NULL;
 	return lines ? choose<GPU_FLAG128, 2>(d->kind, sliced)

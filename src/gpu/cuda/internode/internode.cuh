@@ -9,7 +9,8 @@
  *                               proxy has copied those commands. By the warp that collects, for the
  *                               other phase; and by the plan of high throughput.
  *   internode_collect           acquire: pairs with internode_word_publish, which the proxy calls
- *                               when a whole message is visible to it; and with
+ *                               when a whole message is visible to it, or with gates with
+ *                               internode_runs_publish, when its head is; and with
  *                               internode_gone_publish: who sees that a rank is gone sees all of
  *                               its words that came.
  *   internode_arrived           acquire: pairs with the release at the end of internode_collect:
@@ -95,19 +96,23 @@ static __device__ __noinline__ bool internode_staging_free(
 	return false;
 }
 
-/* One internode rank's word, by one lane. patience: of all that it waits for. */
+/* One internode rank's word, by one lane. AT: which of its line. patience: of all that it waits
+ * for.
+ */
+template <uint32_t AT>
 static __device__ __noinline__ bool internode_await_word(const struct gpu_exchange *e,
 	enum internode_kind kind, uint32_t epoch, enum gpu_wait reason, uint32_t rank,
 	struct patience *patience)
 {
-	const uint8_t *word =
-		e->internode->words + ((uint64_t)kind * e->nr_ranks + rank) * GPU_LINE_BYTES;
+	const uint8_t *line = e->internode->words +
+			      ((uint64_t)kind * e->nr_ranks + rank) * GPU_LINE_BYTES,
+		      *word = line + AT;
 	uint64_t start_ns = now_ns(), limit_ns = e->wait_ns;
 	struct patience peace = {0, 0};
 	uint32_t seen;
 
 	while ((seen = word_acquire(word)) != epoch) {
-		uint32_t gone = word_acquire(word + INTERNODE_GONE_OFFSET);
+		uint32_t gone = word_acquire(line + INTERNODE_GONE_OFFSET);
 
 		if (gone == INTERNODE_LEFT && limit_ns > INTERNODE_PEACE_NS) {
 			patience = &peace;
@@ -123,6 +128,7 @@ static __device__ __noinline__ bool internode_await_word(const struct gpu_exchan
 }
 
 /* By one warp of all: every internode rank's word of this kind. Others do not poll over PCIe. */
+template <uint32_t AT = INTERNODE_WORD_OFFSET>
 static __device__ __noinline__ bool internode_collect(const struct gpu_exchange *e,
 	enum internode_kind kind, uint32_t epoch, enum gpu_wait reason)
 {
@@ -132,7 +138,7 @@ static __device__ __noinline__ bool internode_collect(const struct gpu_exchange 
 
 	for (uint32_t i = lane_id(); i < internode->nr_internode && good; i += LANES) {
 		wait_for_another(&patience);
-		good = internode_await_word(
+		good = internode_await_word<AT>(
 			e, kind, epoch, reason, internode->ranks[i].rank, &patience);
 	}
 	good = __all_sync(ALL_LANES, good);
@@ -169,7 +175,7 @@ static __device__ __noinline__ void internode_await(const struct gpu_exchange *e
  * and failed is what each has seen of an earlier failure. The first waits for all, as polls by all
  * would hold up everything that shares the word's part of the cache. The one that collects also
  * sees to it that the other phase's staging is free: its answers have come. */
-template <bool FAR>
+template <bool FAR, uint32_t AT = INTERNODE_WORD_OFFSET>
 __device__ __forceinline__ bool internode_arrived(const struct gpu_exchange *e,
 	enum internode_kind kind, uint32_t epoch, enum gpu_wait reason, bool failed, uint32_t warp,
 	uint32_t nr_warps)
@@ -181,7 +187,7 @@ __device__ __forceinline__ bool internode_arrived(const struct gpu_exchange *e,
 			internode_await(e, kind, epoch, reason);
 		else if (internode_staging_free(e, kind == INTERNODE_DISPATCH ? INTERNODE_COMBINE
 									      : INTERNODE_DISPATCH))
-			internode_collect(e, kind, epoch, reason);
+			internode_collect<AT>(e, kind, epoch, reason);
 	}
 	warps_sync(nr_warps * LANES);
 	return __all_sync(ALL_LANES, word_acquire(&e->internode->collected[kind]) == epoch);
@@ -244,14 +250,15 @@ static __device__ __noinline__ void internode_ring(const struct internode_table 
 
 /* By one lane: rows or results `first` to `first` + nr - 1. */
 __device__ __forceinline__ void internode_ring_run(const struct internode_table *internode,
-	const struct internode_rank *to, enum internode_kind kind, uint64_t first, uint32_t nr)
+	const struct internode_rank *to, enum internode_kind kind, uint64_t first, uint32_t nr,
+	uint32_t group = 0)
 {
 	uint64_t offset = first * internode->run_bytes[kind];
 
 	internode_ring(internode, to, kind, to->local_remote_rows,
 		to->messages[kind].local_rows + offset, to->messages[kind].remote_rows + offset,
 		nr * internode->run_bytes[kind],
-		internode->immediate[kind] | INTERNODE_IMMEDIATE_RUN);
+		internode->immediate[kind] | INTERNODE_IMMEDIATE_RUN | group);
 }
 
 /* By any lanes, each for itself: runs of the results from `first` on whose bits are set. Returns

@@ -132,11 +132,21 @@ static __device__ __noinline__ bool going_may_come(
 	return !__any_sync(ALL_LANES, failed || now - p->start_ns >= e->wait_ns);
 }
 
+__device__ __forceinline__ void keep_going(uint2 *bits, uint4 v)
+{
+	*bits = make_uint2(v.x, v.y);
+}
+
+__device__ __forceinline__ void keep_going(uint4 *bits, uint4 v)
+{
+	*bits = v;
+}
+
 /* Words `first` to first + GOING_LOOKS - 1 of lane k's rank; those from `end` on are empty. To bits
  * the tokens that go there, and those that are sent there. */
-template <bool LOW>
+template <bool LOW, typename BITS>
 static __device__ __forceinline__ bool await_going(const struct gpu_exchange *e, uint32_t epoch,
-	uint32_t number, uint32_t token, uint32_t first, uint32_t end, uint2 (&bits)[GOING_LOOKS])
+	uint32_t number, uint32_t token, uint32_t first, uint32_t end, BITS (&bits)[GOING_LOOKS])
 {
 	struct patience patience = {0, 0};
 	uint32_t seen;
@@ -152,7 +162,7 @@ static __device__ __forceinline__ bool await_going(const struct gpu_exchange *e,
 				       : make_uint4(0, 0, 0, epoch);
 #pragma unroll
 		for (uint32_t i = 0; i < GOING_LOOKS; i++) {
-			bits[i] = make_uint2(v[i].x, v[i].y);
+			keep_going(&bits[i], v[i]);
 			seen = v[i].w == epoch ? seen : v[i].w;
 		}
 		if (__all_sync(ALL_LANES, seen == epoch))

@@ -205,8 +205,11 @@ static __global__ void __launch_bounds__(512, 1)
 	if (LATE && c.roles & GPU_SEND)
 		send_weights<LATE>(&c, state);
 	if (warp < send_warps) {
-		if (FAR && state.w)
+		if (FAR && state.w) {
+			if (GATED)
+				wait_for_previous();
 			return;
+		}
 		send_results<FORMAT, Y, ND, FAR, GATED, LATE, ELASTIC>(
 			&c, state, &deal, warp, send_warps);
 		if (FAR && internode_last(e, send_warps * gridDim.x))

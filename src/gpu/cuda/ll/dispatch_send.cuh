@@ -7,6 +7,7 @@
 #include "gpu/cuda/ll/head.cuh"
 #include "gpu/cuda/common/rows.cuh"
 #include "gpu/cuda/internode/forward.cuh"
+#include "gpu/cuda/internode/groups.cuh"
 #include "gpu/cuda/internode/numbers.cuh"
 
 /* Not looked at before the first loads are under way. None when an earlier round has failed. */
@@ -42,9 +43,19 @@ static __device__ __forceinline__ uint32_t send_via(
 	return __ballot_sync(ALL_LANES, *rank != UINT32_MAX && is_lowest_of(same));
 }
 
+/* GROUPED: rows for other nodes lie by groups (internode/groups.cuh). */
+template <bool GROUPED>
+static __device__ __forceinline__ bool find_number_of(const struct gpu_exchange *e, uint32_t epoch,
+	uint32_t rank, uint32_t token, uint32_t nr_tokens, struct row_number *number)
+{
+	if constexpr (GROUPED)
+		return find_number_by_group(e, epoch, rank, token, nr_tokens, number);
+	return find_number<true>(e, epoch, rank, token, nr_tokens, number);
+}
+
 /* The head is a piece of work of its own; with it goes what the combine has to know at home. False:
  * who numbers rows did not. */
-template <int FORMAT, int CASE, bool FAR>
+template <int FORMAT, int CASE, bool FAR, bool GROUPED>
 static __device__ __forceinline__ bool send_head(
 	const struct gpu_dispatch *d, uint4 state, uint32_t callers, uint32_t token)
 {
@@ -59,7 +70,7 @@ static __device__ __forceinline__ bool send_head(
 
 	if (token >= tokens_to_send(d, state, callers))
 		return true;
-	if (FAR && !find_number<true>(
+	if (FAR && !find_number_of<GROUPED>(
 			   e, epoch, rank, token, tokens_to_send(d, state, callers), &number))
 		return false;
 	via = rank;
@@ -99,7 +110,7 @@ static __device__ __forceinline__ uint32_t share_of_destination(
 	return number - gpu_div(number, d->by_share) * d->by_share.d;
 }
 
-template <int FORMAT, int X, int ND, int CASE, bool FAR>
+template <int FORMAT, int X, int ND, int CASE, bool FAR, bool GROUPED>
 static __device__ __forceinline__ bool send_segment(const struct gpu_dispatch *d, uint32_t epoch,
 	uint32_t nr_tokens, uint32_t token, uint32_t which, uint32_t share,
 	const raw_segment<X, ND> &raw)
@@ -111,7 +122,7 @@ static __device__ __forceinline__ bool send_segment(const struct gpu_dispatch *d
 	uint32_t rank, left = destinations<CASE>(e, raw.id, token * e->topk + lane_id(), &rank);
 	segment<FORMAT, x_kind<X>::SCALED, ND> s;
 
-	if (FAR && !find_number<true>(e, epoch, rank, token, nr_tokens, &number))
+	if (FAR && !find_number_of<GROUPED>(e, epoch, rank, token, nr_tokens, &number))
 		return false;
 	make_segment<X, ND>(d, raw, s);
 	segment_pack(s, epoch);
@@ -139,7 +150,7 @@ static __device__ __forceinline__ uint32_t token_in_turn(const struct gpu_dispat
 /* Plans by the last warps, rows by all. The first loads do not wait to hear how many tokens there
  * are, or which round it is: the caller's buffers hold nr_tokens. False: rows for other nodes have
  * no numbers. */
-template <int FORMAT, int X, int ND, int CASE, bool FAR, bool SLICED>
+template <int FORMAT, int X, int ND, int CASE, bool FAR, bool SLICED, bool GROUPED>
 static __device__ __forceinline__ bool send_all(
 	const struct gpu_dispatch *d, uint4 state, uint32_t warp, uint32_t nr_warps)
 {
@@ -149,7 +160,9 @@ static __device__ __forceinline__ bool send_all(
 	for (uint32_t four = nr_warps - 1 - warp;
 		line_needed<FORMAT>(4 * four, d->nr_tokens * e->topk); four += nr_warps)
 		send_plan<FORMAT, CASE, FAR>(d, epoch, state.w, callers, four);
-	if (FAR)
+	if constexpr (GROUPED)
+		note_all_groups(d, epoch, tokens_to_send(d, state, callers), warp, nr_warps);
+	else if (FAR)
 		note_all_going<true>(d, epoch, tokens_to_send(d, state, callers), warp, nr_warps);
 #pragma unroll 1
 	for (uint32_t i = warp;; i += nr_warps) {
@@ -167,7 +180,7 @@ static __device__ __forceinline__ bool send_all(
 			break;
 		if (which == e->row.nr_segments) {
 			if (i == part * d->by_share.d &&
-				!send_head<FORMAT, CASE, FAR>(d, state, callers, token))
+				!send_head<FORMAT, CASE, FAR, GROUPED>(d, state, callers, token))
 				return false;
 			continue;
 		}
@@ -179,7 +192,7 @@ static __device__ __forceinline__ bool send_all(
 				continue;
 			break;
 		}
-		if (!send_segment<FORMAT, X, ND, CASE, FAR>(d, epoch,
+		if (!send_segment<FORMAT, X, ND, CASE, FAR, GROUPED>(d, epoch,
 			    tokens_to_send(d, state, callers), token, which,
 			    i - part * d->by_share.d, raw))
 			return false;
@@ -193,7 +206,7 @@ static __device__ __forceinline__ bool send_all(
 
 /* A block's sending warps, 0 to send_warps - 1; then what leaves for other nodes is rung. False:
  * this one's part in the round is over. */
-template <int FORMAT, int X, int ND, int CASE, bool FAR, bool SLICED>
+template <int FORMAT, int X, int ND, int CASE, bool FAR, bool SLICED, bool GROUPED = false>
 static __device__ __forceinline__ bool send_and_ring(
 	const struct gpu_dispatch *d, uint4 &state, uint32_t warp, uint32_t send_warps)
 {
@@ -202,11 +215,15 @@ static __device__ __forceinline__ bool send_and_ring(
 	if (FAR && has_failed_before(e, state.w, state.x))
 		return false;
 	state.w = FAR ? 0 : state.w;
-	if (!send_all<FORMAT, X, ND, CASE, FAR, SLICED>(
+	if (!send_all<FORMAT, X, ND, CASE, FAR, SLICED, GROUPED>(
 		    d, state, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x))
 		return false;
-	if (FAR && internode_last(e, send_warps * gridDim.x))
-		ring_internode_rows(e, state.x, this_rounds_tokens(d));
+	if (FAR && internode_last(e, send_warps * gridDim.x)) {
+		if constexpr (GROUPED)
+			ring_internode_groups(e, state.x, this_rounds_tokens(d));
+		else
+			ring_internode_rows(e, state.x, this_rounds_tokens(d));
+	}
 	trace_mark(e, 1);
 	return true;
 }

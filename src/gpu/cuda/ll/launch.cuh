@@ -29,12 +29,16 @@ static inline uint32_t send_warps(uint32_t roles, const struct gpu_launch *launc
 static inline uint32_t dispatch_shared_bytes(const struct gpu_dispatch *d, bool sliced)
 {
 	const struct gpu_exchange *e = &d->exchange;
+	uint64_t groups = e->internode && d->gate.row_bits
+				  ? positions_groups_bytes(e->nr_ranks, e->max_tokens)
+				  : 0;
 
 	if (!(d->roles & GPU_RECEIVE))
 		return 0;
 	return (uint32_t)(sliced ? slices_bytes(e->format, e->nr_ranks, e->nr_local, e->topk)
 				 : positions_bytes(e->format, e->nr_ranks, e->nr_local,
-					   e->max_tokens, e->topk));
+					   e->max_tokens, e->topk) +
+					   groups);
 }
 
 /* kernel: NULL is refused; most_blocks has been asked about others. whole: it is one whose warps

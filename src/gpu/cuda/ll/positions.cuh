@@ -16,6 +16,8 @@ struct positions {
 	uint32_t words;    /* of each row that this round uses; the others are undefined */
 	uint32_t *bits;    /* [R][L][stride] tokens of a source that go to a local expert */
 	uint32_t *present; /* [R][stride] tokens of a source that come here at all */
+	uint32_t *groups;  /* [POSITIONS_GROUPS][R][stride] those with an expert of a group, or of
+			      one below it; where rows come by groups */
 	uint32_t *base;  /* [R][L] rows for an expert of the sources before; by_source: [R] position
 			    of a source's first row */
 	uint32_t *start; /* [L] position of an expert's first row */
@@ -27,7 +29,8 @@ struct positions {
 	uint32_t ids_stride;   /* of whole warps' pieces */
 };
 
-template <int FORMAT>
+/* GROUPED: internode/groups.cuh. */
+template <int FORMAT, bool GROUPED = false>
 __device__ __forceinline__ struct positions positions_in(
 	uint32_t *shared, const struct gpu_exchange *e)
 {
@@ -37,7 +40,8 @@ __device__ __forceinline__ struct positions positions_in(
 	p.words = 0;
 	p.bits = shared;
 	p.present = p.bits + e->nr_ranks * e->nr_local * p.stride;
-	p.base = p.present + e->nr_ranks * p.stride;
+	p.groups = p.present + e->nr_ranks * p.stride;
+	p.base = p.groups + (GROUPED ? POSITIONS_GROUPS * e->nr_ranks * p.stride : 0);
 	p.start = p.base + e->nr_ranks * max(e->nr_local, 1u);
 	p.most_tokens = p.start + e->nr_local;
 	p.failed = p.most_tokens + 1;

@@ -254,10 +254,11 @@ __device__ __forceinline__ void take_fours(const struct gpu_exchange *e, const s
 	warps_sync(nr_warps * LANES);
 }
 
-/* By all receiving warps. What there is to do follows what has come, and not what could: first the
+/* FAR_WORD: of those from other nodes, with which plans are there. By all receiving warps. What
+ * there is to do follows what has come, and not what could: first the
  * pieces that plans of own_tokens have, without waiting to hear how many the others have; then, if
  * some rank has more, the rest. */
-template <int FORMAT, int CASE, bool FAR>
+template <int FORMAT, int CASE, bool FAR, uint32_t FAR_WORD = INTERNODE_WORD_OFFSET>
 __device__ __forceinline__ void take_plans(const struct gpu_exchange *e, struct positions *p,
 	uint32_t epoch, bool failed, uint32_t own_tokens, uint32_t warp, uint32_t nr_warps)
 {
@@ -271,7 +272,7 @@ __device__ __forceinline__ void take_plans(const struct gpu_exchange *e, struct 
 			p, words_of<FORMAT>(e, end), warp * LANES + lane_id(), nr_warps * LANES);
 		warps_sync(nr_warps * LANES);
 		if (!first)
-			failed = !internode_arrived<FAR>(e, INTERNODE_DISPATCH, epoch,
+			failed = !internode_arrived<FAR, FAR_WORD>(e, INTERNODE_DISPATCH, epoch,
 					 GPU_WAIT_PLAN, failed, warp, nr_warps) ||
 				 failed;
 		take_fours<FORMAT, CASE, FAR>(e, p, epoch, !failed, first, end, warp, nr_warps);
