@@ -229,6 +229,8 @@ stage_plain() {
 	emulated emulated/device_nodes "$BUILD" TERN_TEST_NODES=ab TERN_TRANSPORT=shm TERN_TEST_WITHOUT=stalled TERN_TEST_DIVISOR=8 TERN_TEST_SEED=1001 TERN_TEST_CASES=3 "$BUILD/tests/device/test_device"
 	emulated emulated/device_direct "$BUILD" TERN_PROXY_AWAKE=1 TERN_TEST_NODES=aabc TERN_TRANSPORT=copying TERN_TEST_WITHOUT=_ TERN_TEST_SEED=1401 TERN_TEST_CASES=4 "$BUILD/tests/device/test_device"
 	emulated emulated/direct "$BUILD" TERN_TEST_ROUNDS=2 "$BUILD/tests/device/test_direct"
+	emulated emulated/runs "$BUILD" "$BUILD/tests/device/test_runs"
+	emulated emulated/runs_4_ranks "$BUILD" TERN_TEST_WITHOUT=rest TERN_TEST_NODES=aabb TERN_TEST_RANKS=4 "$BUILD/tests/device/test_runs"
 	emulated emulated/writes "$BUILD" TERN_TEST_ROUNDS=2 "$BUILD/tests/device/test_writes"
 	emulated emulated/writes_4_nodes "$BUILD" TERN_TEST_RANKS=8 TERN_TEST_NODES=aabbccdd TERN_TEST_ROUNDS=2 TERN_TEST_WITHOUT=replicas "$BUILD/tests/device/test_writes"
 	emulated emulated/device_2_nodes_of_2 "$BUILD" TERN_TEST_RANKS=4 TERN_TEST_NODES=aabb TERN_TRANSPORT=shm TERN_TEST_WITHOUT=_ TERN_TEST_SEED=74 TERN_TEST_CASES=4 "$BUILD/tests/device/test_device"

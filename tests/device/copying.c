@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "engine/offers.h"
+#include "gpu/wire/internode.h"
 #include "testkit/device/ops.h"
 
 #define NR_STREAMS 4
@@ -21,6 +22,7 @@
 enum copy_state {
 	COPY_FREE = 0,
 	COPY_LAGS, /* its immediate was reported, and it is not under way yet */
+	COPY_HELD,
 	COPY_RUNS,
 	COPY_DONE
 };
@@ -49,6 +51,7 @@ struct copying {
 	void *streams[NR_STREAMS];
 	struct copy copies[DEPTH];
 	struct transport_event *held; /* [nr_peers] ends of peers to which copies run */
+	uint32_t self, nr_cut;        /* peers that it has lost */
 	char (*held_text)[96];
 };
 
@@ -57,6 +60,8 @@ static struct copying_stats stats;
 static struct copying *all;
 static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER;
 static int devices;
+static uint32_t held_from; /* groups; INTERNODE_GROUPS: none is held */
+static bool cut;
 
 static struct copying *copying_of(struct transport *transport)
 {
@@ -80,6 +85,18 @@ void copying_set(const struct copying_settings *as)
 {
 	settings = *as;
 	memset(&stats, 0, sizeof(stats));
+	held_from = INTERNODE_GROUPS;
+	cut = false;
+}
+
+void copying_hold(uint32_t group)
+{
+	__atomic_store_n(&held_from, group, __ATOMIC_RELAXED);
+}
+
+void copying_cut(void)
+{
+	__atomic_store_n(&cut, true, __ATOMIC_RELAXED);
 }
 
 void copying_stats(struct copying_stats *to)
@@ -147,6 +164,7 @@ static int copying_open(const struct transport_options *options, struct transpor
 		return fail(TERN_ERR_NOMEM, "copying: no memory");
 	t->base.ops = &transport_copying;
 	t->nr_peers = options->nr_peers;
+	t->self = options->self;
 	t->device = (int)options->self % devices;
 	pthread_mutex_init(&t->lock, NULL);
 	rc = open_parts(t, options, info);
@@ -241,6 +259,13 @@ static int start(struct copying *t, struct copy *c)
 	return 0;
 }
 
+static bool is_held(uint32_t flags, uint32_t immediate)
+{
+	return flags & WRITE_IMMEDIATE && immediate & INTERNODE_IMMEDIATE_RUN &&
+	       (immediate & INTERNODE_IMMEDIATE_GROUP) >=
+		       __atomic_load_n(&held_from, __ATOMIC_RELAXED);
+}
+
 /* 0, TRANSPORT_AGAIN or an error. */
 static int tell(struct copying *t, const struct copy *c, uint32_t flags)
 {
@@ -281,6 +306,11 @@ static int begin(struct copying *t, const struct transport_write *w)
 		.polls_left = lag,
 		.from = w->from,
 		.to = (uint8_t *)(uintptr_t)(w->key->address & ~(uint64_t)ON_DEVICE) + w->offset};
+	if (is_held(c->flags, c->immediate)) {
+		c->state = COPY_HELD;
+		count(&stats.held, 1);
+		return 0;
+	}
 	if (!lag)
 		return start(t, c);
 	c->state = COPY_LAGS;
@@ -402,7 +432,8 @@ static int look_at_copies(struct copying *t, struct transport_event *events, int
 		int rc = c->state == COPY_DONE ? tell(t, c, WRITE_IMMEDIATE | WRITE_SIGNALLED)
 					       : TRANSPORT_AGAIN;
 
-		if (c->state == COPY_LAGS && --c->polls_left == 0)
+		if ((c->state == COPY_LAGS && --c->polls_left == 0) ||
+			(c->state == COPY_HELD && !is_held(c->flags, c->immediate)))
 			start(t, c);
 		if (rc == TRANSPORT_AGAIN)
 			continue;
@@ -415,6 +446,13 @@ static int look_at_copies(struct copying *t, struct transport_event *events, int
 		c->state = COPY_FREE;
 		t->base.moved = true;
 	}
+	for (; __atomic_load_n(&cut, __ATOMIC_RELAXED) && t->nr_cut < t->nr_peers && nr < max;
+		t->nr_cut++)
+		if (t->nr_cut != t->self)
+			events[nr++] = (struct transport_event){.kind = EVENT_PEER_DOWN,
+				.peer = t->nr_cut,
+				.error = TERN_ERR_PEER_DEAD,
+				.text = "copying: it was told that its peers have died"};
 	for (uint32_t p = 0; p < t->nr_peers && t->nr_held && nr < max; p++)
 		if (t->held[p].kind != NONE_HELD && !has_copies(t, p)) {
 			events[nr++] = t->held[p];

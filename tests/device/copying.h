@@ -29,6 +29,7 @@ struct copying_stats {
 	uint64_t copies, bytes; /* put on streams */
 	uint64_t early;         /* immediates that were reported before their bytes */
 	uint64_t flushed;       /* copies that a flush has put on a stream */
+	uint64_t held;
 };
 
 /* From now on settings may name it. Devices: of ranks r modulo nr_devices, as device_choose has
@@ -36,6 +37,12 @@ struct copying_stats {
 void copying_offer(int nr_devices);
 void copying_set(const struct copying_settings *settings);
 void copying_stats(struct copying_stats *stats); /* since they were set */
+
+/* By any thread: runs of that group of experts and of those behind it are under way only when this
+ * is called again (INTERNODE_GROUPS: with none). Every network of this process loses all its peers.
+ * Neither outlives copying_set. */
+void copying_hold(uint32_t group);
+void copying_cut(void);
 
 /* What lags has landed. By any thread. */
 void copying_flush(void *ctx);

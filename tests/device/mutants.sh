@@ -30,4 +30,5 @@ found exchange_counts:stores_before 120 test_schedules
 found gate_count_rows:__syncwarp:1 8 test_gates TERN_TEST_ROUNDS=3
 found gate_count_rows:stores_before_here 8 test_gates TERN_TEST_ROUNDS=3
 found gate_count_rows:copies_done 16 test_gates TERN_TEST_ROUNDS=3
+found gate_count_rows:stores_before_here 4 test_gates TERN_TEST_NODES=aabb TERN_TRANSPORT=copying TERN_TEST_ROUNDS=3
 exit "$bad"
