@@ -335,7 +335,7 @@ stage_thread() {
 
 	mapfile -t wanted < <(programs "$BUILD/thread" 'exchange/test_*' unit/test_boot unit/test_ring 'unit/test_engine_[!fm]*' unit/test_device_ring unit/test_weights device/test_device device/test_closing)
 	build thread "${THREAD[@]}" "${wanted[@]}" \
-		"$BUILD/thread/tests/transport/test_transport" "$BUILD/thread/emulated/libtern_cuda.so" "$BUILD/thread/emulated/libtern_bench_cuda.so"
+		"$BUILD/thread/tests/transport/test_transport" "$BUILD/thread/tests/emulated/test_gates" "$BUILD/thread/emulated/libtern_cuda.so" "$BUILD/thread/emulated/libtern_bench_cuda.so"
 	# Of the shapes those with other ranks, experts or tokens: bytes of rows pass between ranks alike in all.
 	test thread/exchange/test_shapes 300 env TERN_TEST_DIVISOR=32 TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1" "$BUILD/thread/tests/exchange/test_shapes" '*_counts'
 	# Of chunks what threads differ in: who waits for whom.
@@ -353,6 +353,9 @@ stage_thread() {
 	every thread 120 "$BUILD/thread" 'unit/test_device_ring' env TERN_TEST_DIVISOR=8 TSAN_OPTIONS=halt_on_error=1
 	emulated thread/emulated/device_nodes "$BUILD/thread" TERN_TEST_NODES=ab TERN_TRANSPORT=shm TERN_TEST_WITHOUT=_ TERN_EMULATED_SMS=2 TERN_TEST_SHARING=1 TERN_TEST_RANKS=3 TERN_TEST_CASES=1 \
 		TERN_TEST_ROUNDS=2 TERN_EMULATED_STORES=direct TSAN_OPTIONS="halt_on_error=1 suppressions=tests/device/emulate/tsan.supp" "$BUILD/thread/tests/device/test_device"
+	emulated thread/emulated/gates_nodes "$BUILD/thread" TERN_TEST_NODES=ab TERN_TRANSPORT=shm TERN_TEST_WITHOUT=combine TERN_EMULATED_SMS=4 TERN_TEST_SHARING=1 TERN_TEST_CASES=3 \
+		TERN_TEST_ROUNDS=2 TERN_EMULATED_STORES=direct TSAN_OPTIONS="halt_on_error=1 suppressions=tests/device/emulate/tsan.supp" "$BUILD/thread/tests/emulated/test_gates"
+	test thread/emulated/mutants 240 env THREAD=1 BUILD="$BUILD/thread" tests/device/mutants.sh
 	: >"$LOGS/thread-closing"
 	emulated thread/emulated/closing "$BUILD/thread" TERN_EMULATED_PROCESSES="$LOGS/thread-closing" TERN_EMULATED_SMS=2 TSAN_OPTIONS="halt_on_error=1 suppressions=tests/device/emulate/tsan.supp" "$BUILD/thread/tests/device/test_closing"
 	transports thread "$BUILD/thread" '^shm|^sim' env TERN_TEST_DIVISOR=32 TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1"

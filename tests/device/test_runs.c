@@ -41,8 +41,8 @@ struct scene {
 	enum ending ending;
 	uint64_t differences;
 	uint32_t failed;
-	uint64_t rows[INTERNODE_GROUPS]; /* of other nodes, of rank 0's last round */
-	uint64_t writes, rounds;         /* of rank 0 */
+	uint64_t rows[INTERNODE_GROUPS];             /* of other nodes, of rank 0's last round */
+	uint64_t writes, immediates, drains, rounds; /* of rank 0 */
 };
 
 struct rows {
@@ -279,7 +279,9 @@ static void exchange(struct rank *rank)
 	__atomic_fetch_add(&scene->differences, rounds.difference.nr, __ATOMIC_RELAXED);
 	__atomic_fetch_add(&scene->failed, rc != 0, __ATOMIC_RELAXED);
 	if (!rank->rank && !rc && !tern_engine_stats(device_engine(rounds.moe), &after)) {
-		scene->writes = after.operations - before.operations;
+		scene->writes = after.writes - before.writes;
+		scene->immediates = after.immediates - before.immediates;
+		scene->drains = after.drains - before.drains;
 		scene->rounds = nr;
 	}
 	ranks_meet(rank);
@@ -338,8 +340,10 @@ static int first_tiles_while_runs_are_held(void)
 	copying_stats(&stats);
 	for (uint32_t g = 0; g < INTERNODE_GROUPS; g++)
 		all += scene.rows[g];
-	printf("# rank 0: %llu writes in %llu rounds; of %llu rows of the other node, by group:",
-		(unsigned long long)scene.writes, (unsigned long long)scene.rounds,
+	printf("# rank 0: %llu writes, %llu immediates, %llu drains in %llu rounds; of %llu rows "
+	       "of the other node, by group:",
+		(unsigned long long)scene.writes, (unsigned long long)scene.immediates,
+		(unsigned long long)scene.drains, (unsigned long long)scene.rounds,
 		(unsigned long long)all);
 	for (uint32_t g = 0; g < INTERNODE_GROUPS; g++)
 		printf(" %llu", (unsigned long long)scene.rows[g]);

@@ -6,6 +6,8 @@
  *              time
  *              HIGH=1, high throughput: a row is awaited by its head, which its sender stores behind it; row 1 is a further place of row 0's, copied here, which takes its time; counts are
  *              the plan's, which has ended before the round begins
+ *              FAR=1: between nodes, each row is a run of its own (groups.cuh). The head and the runs land and are reported in any order; the proxy stores which runs have come, then the head's
+ *              epoch; a warp that has seen the epoch passes on which have come, until all have; the others copy rows out of landing
  *   reader     may run from when the dispatch has begun its round; waits for counts and for the tile; ends behind a wait for the dispatch's end
  *   maker      may run from when the reader has begun; waits for the reader's end, lets the combine start, stores y and marks its tile
  *   ending     a gated combine; or a release, behind the maker's end; then the next round
@@ -17,6 +19,11 @@
 #define ROUNDS 3
 #endif
 #define WHOLE 2 /* rows of a tile */
+#ifdef FAR
+#define WARPS 4 /* of a dispatch; the collecting one, too */
+#else
+#define WARPS 3
+#endif
 
 byte round, counted;       /* words */
 byte ready, done;          /* of the tile; ready never goes back */
@@ -84,15 +91,116 @@ proctype receiver(byte r)
 }
 #endif
 
+#ifdef FAR
+#define HEAD 2
+
+chan reported = [3] of {byte}; /* to the proxy: a run's number, or HEAD */
+byte landing[2];
+byte head, whole;          /* words */
+byte runs;                 /* a word: of round `head`, a bit each */
+byte passed_on[2];         /* words of this GPU */
+
+proctype lands(byte r; byte what)
+{
+#ifdef BREAK_REPORTED_FIRST
+	reported!what;
+	landing[what] = r;
+#else
+	landing[what] = r;
+	reported!what;
+#endif
+}
+
+active proctype proxy()
+{
+	byte r = 1, come, nr_come, what;
+	bool has_head;
+
+end:	do
+	:: d_step {
+		reported?what ->
+		if
+		:: what == HEAD -> has_head = true
+		:: else ->
+			come = come | (1 << what);
+			nr_come++
+		fi;
+		what = 0
+	   }
+	   if
+	   :: has_head ->
+#ifdef BREAK_ALL_AT_HEAD
+		come = 3;
+#endif
+#ifdef BREAK_EPOCH_FIRST
+		head = r;
+		runs = come;
+#else
+		runs = come;
+		head = r;
+#endif
+		if
+		:: nr_come == nr[r] ->
+			d_step {
+				whole = r;
+				come = 0;
+				nr_come = 0;
+				has_head = false;
+				r++
+			}
+		:: else
+		fi
+	   :: else
+	   fi
+	od
+}
+
+proctype collector(byte r)
+{
+	byte seen;
+
+	do
+	:: whole == r ->
+		passed_on[0] = r;
+		passed_on[1] = r;
+		break
+	:: whole != r && runs & ~seen ->
+		seen = runs;
+		if
+		:: seen & 1 -> passed_on[0] = r
+		:: else
+		fi;
+		if
+		:: seen & 2 -> passed_on[1] = r
+		:: else
+		fi
+	od;
+	warps[r]++;
+}
+#endif
+
 proctype warp(byte r; byte i)
 {
+#ifdef FAR
+	if
+	:: i < nr[r] ->
+#ifndef BREAK_RUN_NOT_WAITED
+		passed_on[i] == r;
+#endif
+	:: else
+	fi;
+#endif
 	if
 	:: i < nr[r] ->
 #ifdef BREAK_COUNTED_EARLY
 		ready++;
 		row[i] = r;
 #else
+#ifdef FAR
+		row[i] = landing[i];
+#else
 		row[i] = r;
+#endif
 		ready++;
 #endif
 	:: else
@@ -123,14 +231,31 @@ active proctype dispatch()
 		fi;
 		if
 		:: with[r] = true
+#ifndef FAR /* nothing new without */
 		:: with[r] = false
+#endif
 		fi;
+#ifdef FAR
+		if
+		:: nr[r] > 0 -> run lands(r, 0)
+		:: else
+		fi;
+		if
+		:: nr[r] == 2 -> run lands(r, 1)
+		:: else
+		fi;
+		reported!HEAD; /* where among them is a run's to choose */
+#endif
 #ifdef BREAK_LET_FIRST
 		begun = r;
 		round = r;
 #else
 		round = r;
 		begun = r;
+#endif
+#ifdef FAR
+		head == r; /* plans are there */
+		run collector(r);
 #endif
 #ifdef HIGH
 		run receiver(r);
@@ -140,7 +265,7 @@ active proctype dispatch()
 #endif
 		run filler(r);
 		publish(r);
-		warps[r] == 3;
+		warps[r] == WARPS;
 		ended = r;
 		r++;
 	:: else -> break

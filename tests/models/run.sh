@@ -355,6 +355,12 @@ for broken in HEAD_FIRST COUNTED_UNDER_WAY NOT_WAITED COUNTED_FIRST; do
 	expect asserts gate -DHIGH -DBREAK_$broken
 done
 expect hangs gate -DHIGH -DBREAK_NOTHING_ADDED
+expect holds gate -DFAR -DROUNDS=2
+expect asserts gate -DFAR -DROUNDS=2 -DWITNESS
+for broken in ALL_AT_HEAD EPOCH_FIRST REPORTED_FIRST RUN_NOT_WAITED COUNTED_EARLY; do
+	expect asserts gate -DFAR -DROUNDS=2 -DBREAK_$broken
+done
+expect hangs gate -DFAR -DROUNDS=2 -DBREAK_NOTHING_ADDED
 
 # GPUs: tiles of a layer beside its dispatch
 expect holds deal

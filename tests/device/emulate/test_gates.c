@@ -3,8 +3,9 @@
  * home tile by tile while it is made. Even seeds are high throughput's, where rounds may be over
  * their capacity, too. On emulated GPUs every step follows from a seed, and with a mistake made on
  * purpose some seed has to fail; on real ones each rank's thread makes its calls. TERN_TEST_NODES:
- * in low latency, rows of other nodes come by runs; each rank's thread, too. TERN_TEST_SEED,
- * TERN_TEST_CASES, TERN_TEST_ROUNDS as in test_schedules. */
+ * in low latency, rows of other nodes come by runs; each rank's thread, too. TERN_TEST_WITHOUT=
+ * combine: all rounds are released. TERN_TEST_SEED, TERN_TEST_CASES, TERN_TEST_ROUNDS as in
+ * test_schedules. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -69,7 +70,8 @@ static struct device_manner manner_of(const struct run *run, uint64_t round)
 
 	return (struct device_manner){.graphs = true,
 		.apart = random_below(&state, 4) == 0,
-		.release = !run->broken && random_below(&state, 4) == 0};
+		.release = !run->broken &&
+			   (random_below(&state, 4) == 0 || devices_without("combine"))};
 }
 
 /* No kernel between the dispatch and a release, behind a round with a gated combine. */
