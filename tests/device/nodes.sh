@@ -25,6 +25,7 @@ right() {
 
 right 2_nodes_of_2 2 4 --mode all --dtype fp8,bf16 --reduce all --uneven --drop 0.2
 [ -z "${LONG:-}${GPUS:-}" ] || right 2_nodes_of_2_layouts 2 4 --mode all --dtype fp16 --layout padded,source --spread
+right 2_nodes_of_2_gates 2 4 --mode ll --gates 64 --dtype fp8,bf16 --combine-dtype bf16 --reduce all --uneven --drop 0.2
 right 2_nodes_of_1 2 2 --mode all --dtype fp32 --combine-dtype fp32 --slots 2
 [ -z "${LONG:-}${GPUS:-}" ] || right 3_ranks_on_2_nodes 2 3 --mode all --dtype fp8 --x-dtype fp8 --scale ue8m0 --weights pass --routing zipf:1.2
 right 3_nodes 3 3 --mode all --dtype bytes --routing one --first-epoch 4294967292
@@ -51,7 +52,7 @@ if [ -n "${LONG:-}${GPUS:-}" ]; then
 fi
 
 nodes="-N 2 --by-name"
-# rounds_with_a_death SECONDS RANKS VICTIM MODE ARGUMENTS...: ranks on two nodes exchange without end, and one is killed when some rounds are over.
+# rounds_with_a_death SECONDS RANKS VICTIM MODE ARGUMENTS... (MODE may have arguments behind it): ranks on two nodes exchange without end, and one is killed when some rounds are over.
 rounds_with_a_death() {
 	VICTIM=$3 TOLD=$tmp/err "$WITHIN" "$1" "$BUILD/tern" run -n "$2" $nodes -l -k -- bash -c '
 		"$0" "$@" & pid=$!
@@ -59,7 +60,7 @@ rounds_with_a_death() {
 			until grep -q "verifying, round [1-9]" "$TOLD" || ! kill -0 $pid; do sleep 0.05; done
 			kill -KILL $pid
 		fi
-		wait $pid' "$BUILD/tern" bench --device cuda --only-verify --progress --iters 1000000 --preset custom --hidden 256 --experts 8 --topk 2 --tokens 4 --mode "$4" "${@:5}" \
+		wait $pid' "$BUILD/tern" bench --device cuda --only-verify --progress --iters 1000000 --preset custom --hidden 256 --experts 8 --topk 2 --tokens 4 --mode $4 "${@:5}" \
 		>"$tmp/out" 2>"$tmp/err" </dev/null
 }
 # killed MODE: rank 3 ends in the middle of its rounds; the ranks on its node and on the other name it.
@@ -72,6 +73,10 @@ missed() {
 	rounds_with_a_death 40 2 1 "$1" --wait 60000
 	[ $? -ne 124 ] && grep -q "rank 1 died while rank 0's kernel waited for rank 1" "$tmp/err"
 }
+missed "ll --gates 64"
+judge missed_gates $?
+killed "ll --gates 64"
+judge killed_gates $?
 for mode in ll ht; do
 	[ $mode = ll ] || [ -n "${LONG:-}${GPUS:-}" ] || continue
 	missed $mode
