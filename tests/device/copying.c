@@ -60,7 +60,7 @@ static struct copying_stats stats;
 static struct copying *all;
 static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER;
 static int devices;
-static uint32_t held_from; /* groups; INTERNODE_GROUPS: none is held */
+static uint32_t held_from = INTERNODE_GROUPS; /* of groups; so: none is held */
 static bool cut;
 
 static struct copying *copying_of(struct transport *transport)
