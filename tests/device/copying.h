@@ -29,7 +29,7 @@ struct copying_stats {
 	uint64_t copies, bytes; /* put on streams */
 	uint64_t early;         /* immediates that were reported before their bytes */
 	uint64_t flushed;       /* copies that a flush has put on a stream */
-	uint64_t held;
+	uint64_t held;          /* runs that waited for copying_hold */
 };
 
 /* From now on settings may name it. Devices: of ranks r modulo nr_devices, as device_choose has

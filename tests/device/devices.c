@@ -38,6 +38,18 @@ const struct bench_device_ops *devices_open(int *nr_devices)
 	return ops;
 }
 
+int devices_run_modes(int (*run_mode)(enum tern_mode mode))
+{
+	const char *mode = getenv("TERN_TEST_MODE");
+	int bad = 0;
+
+	if (!mode || strcmp(mode, "ht"))
+		bad |= run_mode(TERN_LOW_LATENCY);
+	if (!mode || strcmp(mode, "ll"))
+		bad |= run_mode(TERN_HIGH_THROUGHPUT);
+	return bad;
+}
+
 uint64_t devices_setting(const char *name, uint64_t otherwise)
 {
 	const char *text = getenv(name);

@@ -27,6 +27,9 @@ void devices_draw_late_weights(uint64_t drawn, struct job *job);
 /* No replica ranks in high throughput, if they would be on several nodes. */
 void devices_keep_homes_together(struct job *job);
 
+/* TERN_TEST_MODE: ll, ht; without it both, one after the other. Whether one went wrong. */
+int devices_run_modes(int (*run_mode)(enum tern_mode mode));
+
 /* A number of the environment. */
 uint64_t devices_setting(const char *name, uint64_t otherwise);
 /* Whether TERN_TEST_WITHOUT, words with commas between them, leaves this test out. */

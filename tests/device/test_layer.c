@@ -239,15 +239,6 @@ static int run_mode(enum tern_mode mode)
 
 int main(void)
 {
-	const char *mode = getenv("TERN_TEST_MODE");
-	int bad = 0;
-
 	ops = devices_open(&nr_devices);
-	if (!ops)
-		return 77;
-	if (!mode || strcmp(mode, "ht"))
-		bad |= run_mode(TERN_LOW_LATENCY);
-	if (!mode || strcmp(mode, "ll"))
-		bad |= run_mode(TERN_HIGH_THROUGHPUT);
-	return bad;
+	return ops ? devices_run_modes(run_mode) : 77;
 }

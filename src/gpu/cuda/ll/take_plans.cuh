@@ -254,10 +254,10 @@ __device__ __forceinline__ void take_fours(const struct gpu_exchange *e, const s
 	warps_sync(nr_warps * LANES);
 }
 
-/* FAR_WORD: of those from other nodes, with which plans are there. By all receiving warps. What
- * there is to do follows what has come, and not what could: first the
+/* By all receiving warps. What there is to do follows what has come, and not what could: first the
  * pieces that plans of own_tokens have, without waiting to hear how many the others have; then, if
- * some rank has more, the rest. */
+ * some rank has more, the rest. FAR_WORD: which word of another node's rank says that its plan is
+ * here. */
 template <int FORMAT, int CASE, bool FAR, uint32_t FAR_WORD = INTERNODE_WORD_OFFSET>
 __device__ __forceinline__ void take_plans(const struct gpu_exchange *e, struct positions *p,
 	uint32_t epoch, bool failed, uint32_t own_tokens, uint32_t warp, uint32_t nr_warps)
