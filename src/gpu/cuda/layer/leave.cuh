@@ -5,6 +5,22 @@
 
 #include "gpu/cuda/layer/ring.cuh"
 
+static __device__ float power_of_2(float x)
+{
+	float y;
+
+	asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+	return y;
+}
+
+static __device__ float reciprocal(float x)
+{
+	float y;
+
+	asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+	return y;
+}
+
 /* acc[0] becomes what gate and up make. Chosen once: chosen for each, the quotients would wait for
  * each other. */
 template <int N>
@@ -14,7 +30,10 @@ static __device__ void activate(enum layer_activation activation, float (*acc)[N
 #pragma unroll
 		for (int i = 0; i < N / 2; i++)
 			/* A divisor beyond 2^126 makes it 0, where the quotient is some 1e-36. */
-			acc[0][i] = __fdividef(acc[0][i], 1.0f + __expf(-acc[0][i])) * acc[1][i];
+			acc[0][i] =
+				acc[0][i] *
+				reciprocal(1.0f + power_of_2(-1.4426950408889634f * acc[0][i])) *
+				acc[1][i];
 	} else {
 #pragma unroll
 		for (int i = 0; i < N / 2; i++)
@@ -64,17 +83,23 @@ static __device__ float factor_of(float amax)
 						     : __fdiv_rn(448.0f, amax);
 }
 
-/* [rows][64 outputs] of shared memory to rows of memory, 16 bytes a thread. */
+/* At most ROWS rows of PIECES x 16 bytes each, by a warpgroup: from shared memory to rows of
+ * memory, of which so many pieces are there. */
+template <int ROWS, int PIECES>
 static __device__ void store_rows(const uint8_t *from, uint8_t *to, uint64_t to_pitch_bytes,
-	uint32_t rows, uint32_t pieces, uint32_t pieces_there, uint32_t thread)
+	uint32_t rows, uint32_t pieces_there, uint32_t thread)
 {
-	for (uint32_t i = thread; i < rows * pieces; i += 128) {
-		uint32_t row = i / pieces, piece = i % pieces;
+	const uint32_t at_once = 128 / PIECES;
+	uint32_t row = thread / PIECES, piece = thread % PIECES;
 
-		if (piece < pieces_there)
-			*(uint4 *)(to + row * to_pitch_bytes + piece * 16) =
-				*(const uint4 *)(from + row * OUT_PITCH + piece * 16);
-	}
+	from += row * OUT_PITCH + piece * 16;
+	to += row * to_pitch_bytes + piece * 16;
+	if (piece >= pieces_there)
+		return;
+#pragma unroll
+	for (uint32_t i = 0; i < ROWS; i += at_once, to += at_once * to_pitch_bytes)
+		if (row + i < rows)
+			*(uint4 *)to = *(const uint4 *)(from + i * OUT_PITCH);
 }
 
 /* Elements of U, outputs m .. m + 63 of a tile's rows, by a warpgroup. value(i) is the i-th of
@@ -84,9 +109,10 @@ static __device__ void store_outputs(const struct layer_args *args, struct share
 	const struct tile *tile, const struct seat *seat, uint32_t m, const Value &value)
 {
 	const int at_once = N < OUT_WIDTH ? N : OUT_WIDTH < N && N % OUT_WIDTH ? 32 : OUT_WIDTH;
-	const uint32_t pieces = 64 * sizeof(U) / 16;
+	const int pieces = 64 * sizeof(U) / 16;
 	uint8_t *out = mine->out[seat->group];
-	uint32_t there = m < args->m ? min(pieces, (args->m - m) * (uint32_t)sizeof(U) / 16) : 0;
+	uint32_t there =
+		m < args->m ? min((uint32_t)pieces, (args->m - m) * (uint32_t)sizeof(U) / 16) : 0;
 
 #pragma unroll
 	for (int begin = 0; begin < N; begin += at_once) {
@@ -103,12 +129,11 @@ static __device__ void store_outputs(const struct layer_args *args, struct share
 			}
 		sync_threads(2 + seat->group, 128);
 		if (begin < tile->rows)
-			store_rows(out,
+			store_rows<at_once, pieces>(out,
 				(uint8_t *)args->out +
 					((tile->first_row + begin) * args->out_stride + m) *
 						sizeof(U),
-				args->out_stride * sizeof(U),
-				min((uint32_t)at_once, tile->rows - begin), pieces, there,
+				args->out_stride * sizeof(U), tile->rows - begin, there,
 				seat->warp % 4 * 32 + seat->lane);
 	}
 }
@@ -215,12 +240,12 @@ static __device__ void store_wide(const struct layer_args *args, struct shared_m
 			}
 		sync_threads(2 + seat->group, 128);
 		if (first < tile->rows)
-			store_rows(out,
+			store_rows<64, 8>(out,
 				(uint8_t *)args->out +
 					((tile->first_row + first) * args->out_stride + here) *
 						sizeof(U),
-				args->out_stride * sizeof(U), min(64u, tile->rows - first), 8,
-				there, seat->warp % 4 * 32 + seat->lane);
+				args->out_stride * sizeof(U), tile->rows - first, there,
+				seat->warp % 4 * 32 + seat->lane);
 	}
 }
 
