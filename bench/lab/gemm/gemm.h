@@ -11,7 +11,8 @@ struct lab_experts {
 	uint32_t element_bytes;
 	uint32_t *counts;
 	uint64_t *offsets;
-	uint32_t *drawn; /* zeros; for layer_args where tiles are drawn */
+	struct layer_split_room split; /* for layer_args where tiles may be split */
+	uint32_t *drawn;               /* zeros; for layer_args where tiles are drawn */
 	uint8_t *x, *h, *y, *gate_up, *down;
 	float *x_scales, *h_scales, *gate_up_scales, *down_scales;
 	struct layer_args args[2]; /* of enum layer_which */
@@ -24,6 +25,8 @@ struct lab_tensor_sizes { /* bytes */
 struct lab_tensor_sizes lab_sizes(const struct lab_experts *experts);
 /* Ends the program where memory or the shape does not do. */
 void lab_experts_create(const struct layer_shape *shape, struct lab_experts *experts);
+/* Whether tiles of the last wave may be split. */
+void lab_split(struct lab_experts *experts, bool split);
 void lab_experts_destroy(struct lab_experts *experts);
 
 enum lab_numbers {
@@ -33,6 +36,8 @@ enum lab_numbers {
 };
 void lab_fill(void *to, enum lab_numbers kind, uint64_t bytes, float scale, uint64_t seed);
 void lab_flush(const void *from, uint64_t bytes, cudaStream_t stream);
+/* The SMs' clock now. */
+double lab_megahertz(cudaStream_t stream);
 void lab_nothing(cudaStream_t stream);
 
 int gemm_verify(int argc, char **argv);

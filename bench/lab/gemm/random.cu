@@ -86,3 +86,27 @@ void lab_nothing(cudaStream_t stream)
 	nothing<<<1, 32, 0, stream>>>();
 	CHECK(cudaGetLastError());
 }
+
+static __global__ void count_clocks(uint64_t *to)
+{
+	uint64_t begin, end, clocks = clock64();
+
+	asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin)::"memory");
+	do
+		asm volatile("mov.u64 %0, %globaltimer;" : "=l"(end)::"memory");
+	while (end - begin < 20000);
+	to[0] = clock64() - clocks;
+	to[1] = end - begin;
+}
+
+double lab_megahertz(cudaStream_t stream)
+{
+	uint64_t *there, here[2];
+
+	CHECK(cudaMalloc(&there, sizeof(here)));
+	count_clocks<<<1, 1, 0, stream>>>(there);
+	CHECK(cudaMemcpyAsync(here, there, sizeof(here), cudaMemcpyDeviceToHost, stream));
+	CHECK(cudaStreamSynchronize(stream));
+	CHECK(cudaFree(there));
+	return here[0] * 1e3 / here[1];
+}

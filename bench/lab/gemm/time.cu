@@ -33,7 +33,7 @@ struct options {
 	std::vector<uint32_t> ranks, tokens;
 	uint32_t rounds, blocks;
 	uint64_t seed;
-	bool json, early, drawn;
+	bool json, early, drawn, split;
 };
 
 struct timed {
@@ -212,7 +212,7 @@ static void tell_marks(const struct timed *, const struct options *)
 #endif
 
 static void tell(const struct options *o, const struct preset *p, uint32_t ranks, uint32_t tokens,
-	const std::vector<uint32_t> &counts, const std::vector<float> &us)
+	const std::vector<uint32_t> &counts, const std::vector<float> &us, double mhz)
 {
 	struct floor_us floor = floor_of(p, counts);
 	double least = std::max(floor.weights, floor.flops);
@@ -227,11 +227,13 @@ static void tell(const struct options *o, const struct preset *p, uint32_t ranks
 	printf(o->json ? "{\"preset\": \"%s\", \"dtype\": \"%s\", \"ranks\": %u, \"tokens\": %u, "
 			 "\"rows\": %u, \"experts\": %u, \"most_rows\": %u, \"floor_us\": %.1f, "
 			 "\"floor_of\": \"%s\", \"p50_us\": %.1f, \"p99_us\": %.1f, "
-			 "\"p50_over_floor\": %.3f}\n"
+			 "\"p50_over_floor\": %.3f, \"sm_mhz\": %.0f}\n"
 		       : "%-14s %s EP%-3u %5u tokens %6u rows of %3u experts, at most %5u  "
-			 "floor %7.1f us (%s)  p50 %7.1f  p99 %7.1f  over floor %.3f\n",
+			 "floor %7.1f us (%s)  p50 %7.1f  p99 %7.1f  over floor %.3f  at %.0f "
+			 "MHz\n",
 		p->name, p->dtype == LAYER_FP8 ? "fp8" : "bf16", ranks, tokens, rows, hit, most,
-		least, floor.weights >= floor.flops ? "weights" : "flops", p50, p99, p50 / least);
+		least, floor.weights >= floor.flops ? "weights" : "flops", p50, p99, p50 / least,
+		mhz);
 	fflush(stdout);
 }
 
@@ -250,6 +252,7 @@ static void time_share(const struct options *o, const struct preset *p, uint32_t
 	lab_experts_create(&shape, &t.experts);
 	fill_all(&t.experts, o->seed);
 	give_marks(&t, o);
+	lab_split(&t.experts, o->split);
 	CHECK(cudaMalloc(&t.flushed, FLUSH_BYTES));
 	CHECK(cudaStreamCreateWithFlags(&t.stream, cudaStreamNonBlocking));
 	CHECK(cudaEventCreate(&t.begin));
@@ -260,7 +263,7 @@ static void time_share(const struct options *o, const struct preset *p, uint32_t
 		std::vector<uint32_t> counts = route(p, ranks, tokens, o->seed);
 
 		set_counts(&t.experts, counts);
-		tell(o, p, ranks, tokens, counts, replay(&t, o->rounds));
+		tell(o, p, ranks, tokens, counts, replay(&t, o->rounds), lab_megahertz(t.stream));
 		tell_marks(&t, o);
 	}
 	CHECK(cudaGraphExecDestroy(t.graph));
@@ -322,6 +325,8 @@ static int take_option(struct options *o, const char *name, const char *value)
 		o->seed = strtoull(value, NULL, 0);
 	else if (!strcmp(name, "--early"))
 		o->early = atoi(value);
+	else if (!strcmp(name, "--split"))
+		o->split = atoi(value);
 	else if (!strcmp(name, "--drawn"))
 		o->drawn = atoi(value);
 	else
@@ -331,7 +336,8 @@ static int take_option(struct options *o, const char *name, const char *value)
 
 int gemm_time(int argc, char **argv)
 {
-	struct options o = {NULL, {2, 32}, {1, 8, 32, 128, 512, 4096}, 30, 0, 1, false, true};
+	struct options o = {
+		NULL, {2, 32}, {1, 8, 32, 128, 512, 4096}, 30, 0, 1, false, true, false, true};
 	int sms;
 
 	for (int i = 0; i < argc; i++)

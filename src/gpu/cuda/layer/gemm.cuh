@@ -17,6 +17,13 @@
 #define TERN_GPU_CUDA_LAYER_GEMM_CUH
 
 #include "gpu/cuda/layer/leave.cuh"
+#include "gpu/cuda/layer/split.cuh"
+
+/* In fp8, where a kernel has more code, splits cost other tiles more than they win here. */
+template <class T> static __device__ constexpr bool is_split(void)
+{
+	return sizeof(T) == 2;
+}
 
 template <class T, int WHICH, bool BESIDE>
 static __device__ void load_weights(const struct layer_args *args, struct shared_memory *mine)
@@ -27,9 +34,10 @@ static __device__ void load_weights(const struct layer_args *args, struct shared
 	uint64_t waited = 0;
 	uint32_t next;
 
-	for (uint32_t nr = blockIdx.x; find_tile(args, &at, nr, &tile); nr = next) {
+	for (uint32_t nr = blockIdx.x; find_tile<is_split<T>()>(args, &mine->list, &at, nr, &tile);
+		nr = next) {
 		next = tile_after<BESIDE>(args, (enum layer_which)WHICH, nr);
-		for (uint32_t k = 0; k < args->k_blocks; k++, go_on(&place)) {
+		for (uint32_t k = tile.k_begin; k < tile.k_end; k++, go_on(&place)) {
 			uint64_t *full = &mine->full[place.stage];
 			uint8_t *to = mine->weights[place.stage];
 			int x = k * (128 / sizeof(T));
@@ -75,7 +83,7 @@ static __device__ void load_rows(const struct layer_args *args, struct shared_me
 		if (blockIdx.x == 0)
 			put_back(args, LAYER_GATE_UP);
 	}
-	for (uint32_t nr = blockIdx.x; find_tile(args, &at, nr, &tile);
+	for (uint32_t nr = blockIdx.x; find_tile<is_split<T>()>(args, &mine->list, &at, nr, &tile);
 		nr = next_tile<BESIDE>(args, mine, &hearing, 1, nr)) {
 		const struct layer_map *rows = &args->rows[tile.width_index];
 		const struct layer_map *scales = &args->scales[tile.width_index];
@@ -89,7 +97,7 @@ static __device__ void load_rows(const struct layer_args *args, struct shared_me
 			wait_for_kernel_before();
 			mine->beside = false;
 		}
-		for (uint32_t k = 0; k < args->k_blocks; k++, go_on(&place)) {
+		for (uint32_t k = tile.k_begin; k < tile.k_end; k++, go_on(&place)) {
 			uint64_t *full = &mine->full[place.stage];
 
 			barrier_wait(&mine->empty[place.stage], place.parity ^ 1);
@@ -150,12 +158,12 @@ struct weights_scales {
 };
 
 static __device__ void take_scales(
-	struct weights_scales *scales, uint32_t k, uint32_t k_blocks, float *s)
+	struct weights_scales *scales, uint32_t k, uint32_t k_end, float *s)
 {
 #pragma unroll
 	for (int half = 0; half < 2; half++) {
 		s[half] = scales->next[half];
-		if (k + 1 < k_blocks)
+		if (k + 1 < k_end)
 			scales->next[half] = __ldg(scales->at[half] + k + 1);
 	}
 }
@@ -169,13 +177,13 @@ static __device__ void multiply(const struct layer_args *args, struct shared_mem
 {
 	float d[2][N / 2];
 
-	for (uint32_t k = 0; k < args->k_blocks; k++, go_on(place)) {
+	for (uint32_t k = tile->k_begin; k < tile->k_end; k++, go_on(place)) {
 		const float(*scales)[SCALES_AT_ONCE] =
 			(const float(*)[SCALES_AT_ONCE]) &
 			mine->scales[place->stage][seat->lane % 4 * 2][k % SCALES_AT_ONCE];
 		float of_weights[2];
 
-		take_scales(weights_scales, k, args->k_blocks, of_weights);
+		take_scales(weights_scales, k, tile->k_end, of_weights);
 		wait_full(mine, place, waited);
 		wgmma_begin();
 #pragma unroll
@@ -257,10 +265,10 @@ static __device__ void multiply_wide(const struct layer_args *args, struct share
 #pragma unroll
 	for (int i = 0; i < 32; i++)
 		d[1][i] = 0;
-	for (uint32_t k = 0; k < args->k_blocks; k++, go_on(place)) {
+	for (uint32_t k = tile->k_begin; k < tile->k_end; k++, go_on(place)) {
 		float of_weights[2];
 
-		take_scales(weights_scales, k, args->k_blocks, of_weights);
+		take_scales(weights_scales, k, tile->k_end, of_weights);
 		wait_full(mine, place, waited);
 
 		float scale0 = mine->scales[place->stage][row][k % SCALES_AT_ONCE],
@@ -268,7 +276,7 @@ static __device__ void multiply_wide(const struct layer_args *args, struct share
 
 		wgmma_wait<0>();
 		hold_registers(d[1]);
-		leave_stage_before(mine, seat, place, k > 0);
+		leave_stage_before(mine, seat, place, k > tile->k_begin);
 		take_rows(mine, place->stage, seat, a);
 		multiply_quarter(d[0], a, mine, place->stage, 0);
 		promote_quarter(acc[1] + 32, d[1], last0, last1);
@@ -294,7 +302,7 @@ static __device__ void multiply(const struct layer_args *args, struct shared_mem
 	const struct tile *tile, const struct seat *seat, struct place *place,
 	struct weights_scales *, float (*acc)[N / 2], uint64_t *waited, __nv_bfloat16)
 {
-	for (uint32_t k = 0; k < args->k_blocks; k++, go_on(place)) {
+	for (uint32_t k = tile->k_begin; k < tile->k_end; k++, go_on(place)) {
 		wait_full(mine, place, waited);
 		hold_registers(acc[0]);
 		hold_registers(acc[1]);
@@ -328,7 +336,7 @@ static __device__ struct weights_scales scales_of(
 
 	if (sizeof(T) == 1)
 		for (int half = 0; half < 2; half++)
-			of.next[half] = __ldg(of.at[half]);
+			of.next[half] = __ldg(of.at[half] + tile->k_begin);
 	return of;
 }
 
@@ -347,6 +355,9 @@ static __device__ void compute_tile(const struct layer_args *args, struct shared
 		leave_wide<WHICH>(args, mine, tile, seat, acc);
 	} else {
 		multiply<N>(args, mine, tile, seat, place, &scales, acc, waited, T());
+		if constexpr (is_split<T>() && N <= SPLIT_WIDTH_MAX)
+			if (tile->splits > 1 && !gather_splits<N>(args, mine, tile, seat, acc[0]))
+				return;
 		if (WHICH == LAYER_GATE_UP)
 			leave_gate_up<N>(args, mine, tile, seat, acc, T());
 		else
@@ -363,12 +374,16 @@ static __device__ void compute(const struct layer_args *args, struct shared_memo
 	struct tile tile;
 	uint64_t waited = 0, tiles = 0, since = mark_clock();
 
-	for (uint32_t nr = blockIdx.x; find_tile(args, &at, nr, &tile);
+	for (uint32_t nr = blockIdx.x; find_tile<is_split<T>()>(args, &mine->list, &at, nr, &tile);
 		nr = next_tile<BESIDE>(args, mine, &hearing, ~0u, nr), tiles++)
 		switch (tile.width_index) {
 		case 0:
-			compute_tile<T, WHICH, 8>(args, mine, &tile, &seat, &place, &waited);
-			break;
+			if constexpr (sizeof(T) == 1) {
+				compute_tile<T, WHICH, 8>(
+					args, mine, &tile, &seat, &place, &waited);
+				break;
+			} /* bf16: as 16, of which eight columns are of stale rows, and go nowhere
+			   */
 		case 1:
 			compute_tile<T, WHICH, 16>(args, mine, &tile, &seat, &place, &waited);
 			break;
@@ -437,7 +452,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 		await_counts(&args, mine);
 	else if (WHICH == LAYER_GATE_UP)
 		wait_for_kernel_before();
-	list_experts(&args, &mine->list);
+	list_experts<is_split<T>()>(&args, &mine->list);
 	if (BESIDE && WHICH == LAYER_GATE_UP && blockIdx.x == 0 && threadIdx.x == 0)
 		put_back(&args, LAYER_DOWN);
 	__syncthreads();
