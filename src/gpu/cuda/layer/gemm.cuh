@@ -8,6 +8,7 @@
  *                [width][128] rows, and in fp8 [width] scales
  *   warps 0, 1   load weights, and rows: weights run ahead until the ring is full, whatever the
  *                rows wait for
+ *   warp 2       in fp8, weights' scales
  *   warps 4..11  two warpgroups: each has 64 weights' rows of both halves
  *
  * Blocks stay, and take every gridDim.x-th tile, or draw them (deal.cuh); tiles lie by expert,
@@ -113,6 +114,52 @@ static __device__ void load_rows(const struct layer_args *args, struct shared_me
 		wait_for_kernel_before();
 }
 
+/* A tile's two rows of weights' scales. */
+template <int WHICH>
+static __device__ void scales_of(
+	const struct layer_args *args, const struct tile *tile, const float **at)
+{
+	uint32_t blocks = args->m / 128;
+	uint32_t block0 = WHICH == LAYER_GATE_UP ? tile->m_tile : tile->m_tile * 2;
+	uint32_t block1 =
+		WHICH == LAYER_GATE_UP ? blocks + tile->m_tile : min(block0 + 1, blocks - 1);
+	const float *scales =
+		args->weights_scales + (uint64_t)tile->expert * args->k_blocks *
+					       (WHICH == LAYER_GATE_UP ? 2 * blocks : blocks);
+
+	at[0] = scales + block0 * args->k_blocks;
+	at[1] = scales + block1 * args->k_blocks;
+}
+
+/* By a warp, a block of k a lane, as far ahead of the consumers as there are chunks: these would
+ * wait for what they load themselves. */
+template <class T, int WHICH, bool BESIDE>
+static __device__ void load_scales(const struct layer_args *args, struct shared_memory *mine)
+{
+	const struct expert_tiles *at = mine->list.experts;
+	struct place place = {0, 0}, hearing = {0, 0};
+	uint32_t lane = threadIdx.x % 32;
+	struct tile tile;
+
+	for (uint32_t nr = blockIdx.x; find_tile<is_split<T>()>(args, &mine->list, &at, nr, &tile);
+		nr = next_tile<BESIDE>(args, mine, &hearing, ~0u, nr)) {
+		const float *scales[2];
+
+		scales_of<WHICH>(args, &tile, scales);
+		for (uint32_t k = tile.k_begin; k < tile.k_end; k += CHUNK_BLOCKS) {
+			barrier_wait(&mine->taken[place.stage], place.parity ^ 1);
+			if (k + lane < tile.k_end)
+				for (int half = 0; half < 2; half++)
+					mine->of_weights[place.stage][half][lane] =
+						__ldg(scales[half] + k + lane);
+			__syncwarp();
+			if (lane == 0)
+				barrier_arrive(&mine->scaled[place.stage]);
+			go_on_chunk(&place);
+		}
+	}
+}
+
 static __device__ void wait_full(
 	struct shared_memory *mine, const struct place *place, uint64_t *waited)
 {
@@ -151,29 +198,36 @@ static __device__ void promote(
 	}
 }
 
-/* The scales of a k's two blocks of weights, of which the next ones are read ahead. */
-struct weights_scales {
-	const float *at[2];
-	float next[2];
-};
-
-static __device__ void take_scales(
-	struct weights_scales *scales, uint32_t k, uint32_t k_end, float *s)
+/* This warp has read its chunk. */
+static __device__ void leave_chunk(
+	struct shared_memory *mine, const struct seat *seat, struct place *chunk)
 {
-#pragma unroll
-	for (int half = 0; half < 2; half++) {
-		s[half] = scales->next[half];
-		if (k + 1 < k_end)
-			scales->next[half] = __ldg(scales->at[half] + k + 1);
+	__syncwarp();
+	if (seat->lane == 0)
+		barrier_arrive(&mine->taken[chunk->stage]);
+	go_on_chunk(chunk);
+}
+
+/* The scales of a tile's i-th two blocks of weights. */
+static __device__ void take_scales(struct shared_memory *mine, const struct seat *seat,
+	struct place *chunk, uint32_t i, float *s)
+{
+	if (i % CHUNK_BLOCKS == 0) {
+		if (i)
+			leave_chunk(mine, seat, chunk);
+		barrier_wait(&mine->scaled[chunk->stage], chunk->parity);
 	}
+#pragma unroll
+	for (int half = 0; half < 2; half++)
+		s[half] = mine->of_weights[chunk->stage][half][i % CHUNK_BLOCKS];
 }
 
 /* fp8: products of a block of k are summed by the tensor cores, whose sums are short, and blocks in
  * fp32. */
 template <int N>
 static __device__ void multiply(const struct layer_args *args, struct shared_memory *mine,
-	const struct tile *tile, const struct seat *seat, struct place *place,
-	struct weights_scales *weights_scales, float (*acc)[N / 2], uint64_t *waited, __nv_fp8_e4m3)
+	const struct tile *tile, const struct seat *seat, struct place *place, struct place *chunk,
+	float (*acc)[N / 2], uint64_t *waited, __nv_fp8_e4m3)
 {
 	float d[2][N / 2];
 
@@ -183,7 +237,7 @@ static __device__ void multiply(const struct layer_args *args, struct shared_mem
 			mine->scales[place->stage][seat->lane % 4 * 2][k % SCALES_AT_ONCE];
 		float of_weights[2];
 
-		take_scales(weights_scales, k, tile->k_end, of_weights);
+		take_scales(mine, seat, chunk, k - tile->k_begin, of_weights);
 		wait_full(mine, place, waited);
 		wgmma_begin();
 #pragma unroll
@@ -202,6 +256,7 @@ static __device__ void multiply(const struct layer_args *args, struct shared_mem
 		if (seat->lane == 0)
 			barrier_arrive(&mine->empty[place->stage]);
 	}
+	leave_chunk(mine, seat, chunk);
 }
 
 /* A warpgroup's 64 rows of a block of k, as its products have them in registers. */
@@ -255,8 +310,8 @@ static __device__ void leave_stage_before(
 /* The same with the operands' sides changed: 64 rows of each group x 128 outputs of each half, for
  * tiles of many rows. A quarter of the outputs is multiplied while the one before is promoted. */
 static __device__ void multiply_wide(const struct layer_args *args, struct shared_memory *mine,
-	const struct tile *tile, const struct seat *seat, struct place *place,
-	struct weights_scales *weights_scales, float (*acc)[64], uint64_t *waited)
+	const struct tile *tile, const struct seat *seat, struct place *place, struct place *chunk,
+	float (*acc)[64], uint64_t *waited)
 {
 	uint32_t row = seat->group * 64 + seat->warp % 4 * 16 + seat->lane / 4;
 	uint32_t a[4][4];
@@ -268,7 +323,7 @@ static __device__ void multiply_wide(const struct layer_args *args, struct share
 	for (uint32_t k = tile->k_begin; k < tile->k_end; k++, go_on(place)) {
 		float of_weights[2];
 
-		take_scales(weights_scales, k, tile->k_end, of_weights);
+		take_scales(mine, seat, chunk, k - tile->k_begin, of_weights);
 		wait_full(mine, place, waited);
 
 		float scale0 = mine->scales[place->stage][row][k % SCALES_AT_ONCE],
@@ -295,12 +350,13 @@ static __device__ void multiply_wide(const struct layer_args *args, struct share
 	wgmma_wait<0>();
 	promote_quarter(acc[1] + 32, d[1], last0, last1);
 	leave_stage_before(mine, seat, place, true);
+	leave_chunk(mine, seat, chunk);
 }
 
 template <int N>
 static __device__ void multiply(const struct layer_args *args, struct shared_memory *mine,
-	const struct tile *tile, const struct seat *seat, struct place *place,
-	struct weights_scales *, float (*acc)[N / 2], uint64_t *waited, __nv_bfloat16)
+	const struct tile *tile, const struct seat *seat, struct place *place, struct place *,
+	float (*acc)[N / 2], uint64_t *waited, __nv_bfloat16)
 {
 	for (uint32_t k = tile->k_begin; k < tile->k_end; k++, go_on(place)) {
 		wait_full(mine, place, waited);
@@ -319,42 +375,21 @@ static __device__ void multiply(const struct layer_args *args, struct shared_mem
 	}
 }
 
-/* Both halves' blocks of weights' scales; bf16 has none. */
-template <class T, int WHICH>
-static __device__ struct weights_scales scales_of(
-	const struct layer_args *args, const struct tile *tile)
-{
-	uint32_t blocks = args->m / 128;
-	uint32_t block0 = WHICH == LAYER_GATE_UP ? tile->m_tile : tile->m_tile * 2;
-	uint32_t block1 =
-		WHICH == LAYER_GATE_UP ? blocks + tile->m_tile : min(block0 + 1, blocks - 1);
-	const float *scales =
-		args->weights_scales + (uint64_t)tile->expert * args->k_blocks *
-					       (WHICH == LAYER_GATE_UP ? 2 * blocks : blocks);
-	struct weights_scales of = {
-		{scales + block0 * args->k_blocks, scales + block1 * args->k_blocks}, {0, 0}};
-
-	if (sizeof(T) == 1)
-		for (int half = 0; half < 2; half++)
-			of.next[half] = __ldg(of.at[half] + tile->k_begin);
-	return of;
-}
-
 template <class T, int WHICH, int N>
 static __device__ void compute_tile(const struct layer_args *args, struct shared_memory *mine,
-	const struct tile *tile, const struct seat *seat, struct place *place, uint64_t *waited)
+	const struct tile *tile, const struct seat *seat, struct place *place, struct place *chunk,
+	uint64_t *waited)
 {
-	struct weights_scales scales = scales_of<T, WHICH>(args, tile);
 	float acc[2][N / 2];
 
 #pragma unroll
 	for (int i = 0; i < N / 2; i++)
 		acc[0][i] = acc[1][i] = 0;
 	if constexpr (sizeof(T) == 1 && N > 64) {
-		multiply_wide(args, mine, tile, seat, place, &scales, acc, waited);
+		multiply_wide(args, mine, tile, seat, place, chunk, acc, waited);
 		leave_wide<WHICH>(args, mine, tile, seat, acc);
 	} else {
-		multiply<N>(args, mine, tile, seat, place, &scales, acc, waited, T());
+		multiply<N>(args, mine, tile, seat, place, chunk, acc, waited, T());
 		if constexpr (is_split<T>() && N <= SPLIT_WIDTH_MAX)
 			if (tile->splits > 1 && !gather_splits<N>(args, mine, tile, seat, acc[0]))
 				return;
@@ -369,7 +404,7 @@ template <class T, int WHICH, bool BESIDE>
 static __device__ void compute(const struct layer_args *args, struct shared_memory *mine)
 {
 	const struct expert_tiles *at = mine->list.experts;
-	struct place place = {0, 0}, hearing = {0, 0};
+	struct place place = {0, 0}, chunk = {0, 0}, hearing = {0, 0};
 	struct seat seat = {threadIdx.x / 128 - 1, threadIdx.x / 32 - 4, threadIdx.x % 32};
 	struct tile tile;
 	uint64_t waited = 0, tiles = 0, since = mark_clock();
@@ -380,27 +415,31 @@ static __device__ void compute(const struct layer_args *args, struct shared_memo
 		case 0:
 			if constexpr (sizeof(T) == 1) {
 				compute_tile<T, WHICH, 8>(
-					args, mine, &tile, &seat, &place, &waited);
+					args, mine, &tile, &seat, &place, &chunk, &waited);
 				break;
 			} /* bf16: as 16, of which eight columns are of stale rows, and go nowhere
 			   */
 		case 1:
-			compute_tile<T, WHICH, 16>(args, mine, &tile, &seat, &place, &waited);
+			compute_tile<T, WHICH, 16>(
+				args, mine, &tile, &seat, &place, &chunk, &waited);
 			break;
 		case 2:
-			compute_tile<T, WHICH, 32>(args, mine, &tile, &seat, &place, &waited);
+			compute_tile<T, WHICH, 32>(
+				args, mine, &tile, &seat, &place, &chunk, &waited);
 			break;
 		case 3:
-			compute_tile<T, WHICH, 64>(args, mine, &tile, &seat, &place, &waited);
+			compute_tile<T, WHICH, 64>(
+				args, mine, &tile, &seat, &place, &chunk, &waited);
 			break;
 		case 4:
 			if constexpr (sizeof(T) == 2) {
 				compute_tile<T, WHICH, 96>(
-					args, mine, &tile, &seat, &place, &waited);
+					args, mine, &tile, &seat, &place, &chunk, &waited);
 				break;
 			} /* fp8: as 128 */
 		default:
-			compute_tile<T, WHICH, 128>(args, mine, &tile, &seat, &place, &waited);
+			compute_tile<T, WHICH, 128>(
+				args, mine, &tile, &seat, &place, &chunk, &waited);
 		}
 	if (threadIdx.x == 128) {
 		mark_leave(args, MARK_WAITED, waited);
@@ -441,8 +480,13 @@ static __global__ void __launch_bounds__(THREADS, 1)
 			barrier_init(&mine->empty[i], CONSUMERS / 32);
 			if (BESIDE) {
 				barrier_init(&mine->told[i], 1);
-				barrier_init(&mine->heard[i], 1 + CONSUMERS / 32);
+				barrier_init(
+					&mine->heard[i], 1 + (sizeof(T) == 1) + CONSUMERS / 32);
 			}
+		}
+		for (int i = 0; i < SCALE_CHUNKS; i++) {
+			barrier_init(&mine->scaled[i], 1);
+			barrier_init(&mine->taken[i], CONSUMERS / 32);
 		}
 		asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 		prefetch_map(&args.weights);
@@ -468,6 +512,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
 			load_weights<T, WHICH, BESIDE>(&args, mine);
 		else if (threadIdx.x == 32)
 			load_rows<T, WHICH, BESIDE>(&args, mine);
+		else if (sizeof(T) == 1 && warp == 2)
+			load_scales<T, WHICH, BESIDE>(&args, mine);
 	}
 }
 

@@ -13,16 +13,20 @@
 #define CONSUMERS 256
 #define THREADS (128 + CONSUMERS)
 #define NARROW_MAX 64 /* rows of tiles that are quantised row by row across warps */
-#define OUT_WIDTH 64  /* rows that leave through shared memory at a time */
-#define OUT_PITCH 144 /* bytes of 64 bf16, and 16 against bank conflicts */
+#define SCALE_CHUNKS 2
+#define CHUNK_BLOCKS 32u /* of k, whose weights' scales come together */
+#define OUT_WIDTH 64     /* rows that leave through shared memory at a time */
+#define OUT_PITCH 144    /* bytes of 64 bf16, and 16 against bank conflicts */
 
 struct shared_memory {
 	uint8_t weights[STAGES][WEIGHTS_BYTES];
 	uint8_t rows[STAGES][ROWS_BYTES];
 	float scales[STAGES][WIDTH_MAX][SCALES_AT_ONCE];
+	float of_weights[SCALE_CHUNKS][2][CHUNK_BLOCKS]; /* scales of both halves */
 	uint8_t out[2][OUT_WIDTH * OUT_PITCH];
 	float amax[CONSUMERS / 32][NARROW_MAX], factors[NARROW_MAX];
 	uint64_t full[STAGES], empty[STAGES];
+	uint64_t scaled[SCALE_CHUNKS], taken[SCALE_CHUNKS];
 	struct tile_list list;
 	uint64_t told[STAGES], heard[STAGES];
 	uint32_t drawn[STAGES]; /* tiles, by who loads weights for all others */
@@ -38,6 +42,15 @@ struct place {
 static __device__ void go_on(struct place *place)
 {
 	if (++place->stage == STAGES) {
+		place->stage = 0;
+		place->parity ^= 1;
+	}
+}
+
+/* Likewise in the ring of chunks. */
+static __device__ void go_on_chunk(struct place *place)
+{
+	if (++place->stage == SCALE_CHUNKS) {
 		place->stage = 0;
 		place->parity ^= 1;
 	}
