@@ -289,11 +289,10 @@ static __device__ void promote_quarter(float *acc, float (&d)[32], float s0, flo
 {
 	hold_registers(d);
 #pragma unroll
-	for (int j = 0; j < 8; j++) {
-		acc[4 * j] += d[4 * j] * s0;
-		acc[4 * j + 1] += d[4 * j + 1] * s0;
-		acc[4 * j + 2] += d[4 * j + 2] * s1;
-		acc[4 * j + 3] += d[4 * j + 3] * s1;
+	for (int j = 0; j < 32; j++) {
+		int i = j % 16 / 2 * 4 + j / 16 * 2 + j % 2;
+
+		acc[i] += d[i] * (j < 16 ? s0 : s1);
 	}
 	hold_registers(d);
 }
