@@ -65,8 +65,7 @@ static inline void tern_layer_config_init(struct tern_layer_config *config)
  * TERN_SCALE_FP32: TERN_ERR_INVALID otherwise, as where weights are missing, misaligned, or not of
  * the exchange's device. What the device's kernels cannot do is TERN_ERR_UNSUPPORTED, with figures.
  * Memory for h and y of as many row positions as the exchange may receive is taken here, for each
- * slot, and shared by all layers of an exchange that have the same I; BF16 on a GPU takes 32 KB for
- * each SM and slot beside, once for the exchange. */
+ * slot, and shared by all layers of an exchange that have the same I. */
 TERN_API int tern_layer_create(
 	tern_moe *moe, const struct tern_layer_config *config, tern_layer **layer);
 

@@ -371,14 +371,6 @@ for broken in LET_BEFORE_ZERO ZERO_BEFORE_END LET_BEFORE_WAIT ENDS_FIRST; do
 	expect asserts deal -DBREAK_$broken
 done
 
-# GPUs: splits of a tile over k
-expect holds split
-expect_large holds split -DSPLITS=4 -DLAUNCHES=4
-expect asserts split -DWITNESS
-for broken in NO_RELEASE NO_ACQUIRE FIRST_ADDS KEPT; do
-	expect asserts split -DBREAK_$broken
-done
-
 # GPUs: rows that leave before places are known
 expect holds early
 expect_large holds early -DLATE_WORDS

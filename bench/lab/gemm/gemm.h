@@ -11,8 +11,7 @@ struct lab_experts {
 	uint32_t element_bytes;
 	uint32_t *counts;
 	uint64_t *offsets;
-	struct layer_split_room split; /* for layer_args where tiles may be split */
-	uint32_t *drawn;               /* zeros; for layer_args where tiles are drawn */
+	uint32_t *drawn; /* zeros; for layer_args where tiles are drawn */
 	uint8_t *x, *h, *y, *gate_up, *down;
 	float *x_scales, *h_scales, *gate_up_scales, *down_scales;
 	struct layer_args args[2]; /* of enum layer_which */
@@ -25,8 +24,6 @@ struct lab_tensor_sizes { /* bytes */
 struct lab_tensor_sizes lab_sizes(const struct lab_experts *experts);
 /* Ends the program where memory or the shape does not do. */
 void lab_experts_create(const struct layer_shape *shape, struct lab_experts *experts);
-/* Whether tiles of the last wave may be split. */
-void lab_split(struct lab_experts *experts, bool split);
 void lab_experts_destroy(struct lab_experts *experts);
 
 enum lab_numbers {

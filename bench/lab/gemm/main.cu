@@ -6,8 +6,6 @@
 
 #include "bench/lab/check.h"
 
-#define BLOCKS_MAX 256
-
 struct lab_tensor_sizes lab_sizes(const struct lab_experts *experts)
 {
 	const struct layer_shape *shape = &experts->shape;
@@ -60,10 +58,6 @@ void lab_experts_create(const struct layer_shape *shape, struct lab_experts *e)
 	CHECK(cudaMalloc(&e->offsets, shape->experts * sizeof(*e->offsets)));
 	CHECK(cudaMalloc(&e->drawn, 2 * sizeof(*e->drawn)));
 	CHECK(cudaMemset(e->drawn, 0, 2 * sizeof(*e->drawn)));
-	e->split.bytes = LAYER_SPLIT_BYTES(BLOCKS_MAX);
-	CHECK(cudaMalloc(&e->split.sums, e->split.bytes));
-	CHECK(cudaMalloc(&e->split.arrived, BLOCKS_MAX * sizeof(*e->split.arrived)));
-	CHECK(cudaMemset(e->split.arrived, 0, BLOCKS_MAX * sizeof(*e->split.arrived)));
 	CHECK(cudaMalloc(&e->x, sizes.x));
 	CHECK(cudaMalloc(&e->h, sizes.h));
 	CHECK(cudaMalloc(&e->y, sizes.y));
@@ -77,20 +71,12 @@ void lab_experts_create(const struct layer_shape *shape, struct lab_experts *e)
 	}
 	prepare(e, LAYER_GATE_UP);
 	prepare(e, LAYER_DOWN);
-	lab_split(e, true);
-}
-
-void lab_split(struct lab_experts *e, bool split)
-{
-	for (struct layer_args &args : e->args)
-		args.split = split ? e->split : layer_split_room();
 }
 
 void lab_experts_destroy(struct lab_experts *e)
 {
-	void *all[] = {e->counts, e->offsets, e->drawn, e->split.sums, e->split.arrived, e->x, e->h,
-		e->y, e->gate_up, e->down, e->x_scales, e->h_scales, e->gate_up_scales,
-		e->down_scales};
+	void *all[] = {e->counts, e->offsets, e->drawn, e->x, e->h, e->y, e->gate_up, e->down,
+		e->x_scales, e->h_scales, e->gate_up_scales, e->down_scales};
 
 	for (void *p : all)
 		CHECK(cudaFree(p));
@@ -102,7 +88,6 @@ static int usage(FILE *to)
 		"usage: tern-lab-gemm verify [--cases N] [--seed N]\n"
 		"       tern-lab-gemm time [--preset NAME] [--ranks 2,32] [--tokens N,...]\n"
 		"                          [--rounds N] [--seed N] [--early 0] [--drawn 1] "
-		"[--split 0] "
 		"[--json]\n"
 		"\n"
 		"The two products of an MoE layer's experts by themselves, on one GPU (sm_90a).\n"
@@ -111,9 +96,7 @@ static int usage(FILE *to)
 		"  time     graph replay with a flushed L2, a line for each case: the share of one "
 		"of\n"
 		"           so many ranks of deepseek-v3, qwen3-30b-a3b, gpt-oss-120b;\n"
-		"           --drawn: blocks draw tiles, where they take every so many; --split 0: "
-		"none is\n"
-		"           divided over k\n");
+		"           --drawn: blocks draw tiles, where they take every so many\n");
 	return to == stderr ? 2 : 0;
 }
 

@@ -33,7 +33,7 @@ struct options {
 	std::vector<uint32_t> ranks, tokens;
 	uint32_t rounds, blocks;
 	uint64_t seed;
-	bool json, early, drawn, split;
+	bool json, early, drawn;
 };
 
 struct timed {
@@ -252,7 +252,6 @@ static void time_share(const struct options *o, const struct preset *p, uint32_t
 	lab_experts_create(&shape, &t.experts);
 	fill_all(&t.experts, o->seed);
 	give_marks(&t, o);
-	lab_split(&t.experts, o->split);
 	CHECK(cudaMalloc(&t.flushed, FLUSH_BYTES));
 	CHECK(cudaStreamCreateWithFlags(&t.stream, cudaStreamNonBlocking));
 	CHECK(cudaEventCreate(&t.begin));
@@ -325,8 +324,6 @@ static int take_option(struct options *o, const char *name, const char *value)
 		o->seed = strtoull(value, NULL, 0);
 	else if (!strcmp(name, "--early"))
 		o->early = atoi(value);
-	else if (!strcmp(name, "--split"))
-		o->split = atoi(value);
 	else if (!strcmp(name, "--drawn"))
 		o->drawn = atoi(value);
 	else
@@ -337,7 +334,7 @@ static int take_option(struct options *o, const char *name, const char *value)
 int gemm_time(int argc, char **argv)
 {
 	struct options o = {
-		NULL, {2, 32}, {1, 8, 32, 128, 512, 4096}, 30, 0, 1, false, true, false, true};
+		NULL, {2, 32}, {1, 8, 32, 128, 512, 4096}, 30, 0, 1, false, true, false};
 	int sms;
 
 	for (int i = 0; i < argc; i++)

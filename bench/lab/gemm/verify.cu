@@ -269,7 +269,6 @@ static void run_product(const struct product *p, struct actual *actual)
 		CHECK(cudaMemset(e.h_scales, POISON, scales));
 	CHECK(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0));
 	e.args[p->which].drawn = below(2) ? e.drawn : NULL;
-	lab_split(&e, below(4));
 	e.args[p->which].activation = p->exact ? LAYER_LINEAR : LAYER_SWIGLU;
 	CHECK(layer_launch(p->which, p->dtype, &e.args[p->which], (int)below(2),
 		below(4) ? sms : 1 + below(sms), NULL));

@@ -322,8 +322,6 @@ void device_exchange_close(struct device_exchange *x)
 	(void)cudaFree(x->trace);
 #endif
 	(void)cudaFree(x->internode);
-	(void)cudaFree(x->split_sums);
-	(void)cudaFree(x->split_arrived);
 	if (x->reports)
 		(void)cudaFreeHost(x->reports);
 	(void)cudaGetLastError();

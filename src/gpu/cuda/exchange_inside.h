@@ -68,8 +68,6 @@ struct device_exchange {
 	struct gpu_counters *read; /* behind them */
 	struct device_kept *kept;  /* plans, and what is left of those that are gone: plans.c */
 	uint64_t kept_bytes;
-	float *split_sums; /* [nr_slots][LAYER_SPLIT_BYTES]; NULL: no layer of bf16 was made */
-	uint32_t *split_arrived; /* [nr_slots][SMs] */
 #ifdef TERN_TRACE
 	uint64_t *trace; /* [slots][GPU_TRACE_BLOCKS][GPU_TRACE_MARKS]; NULL: nobody has asked */
 	uint64_t *layer_trace[2]; /* [GPU_TRACE_BLOCKS][LAYER_MARKS], enum layer_which */

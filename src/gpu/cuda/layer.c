@@ -77,50 +77,16 @@ static int check_device(const struct device_exchange *x)
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-static int make_zeros(uint32_t **zeros, size_t nr)
+static int make_drawn(struct device_layer *l)
 {
-	int rc = cuda_check(
-		cudaMalloc((void **)zeros, nr * sizeof(**zeros)), "cudaMalloc of a layer's tiles");
-
-	return rc ? rc
-		  : cuda_check(cudaMemset(*zeros, 0, nr * sizeof(**zeros)),
-			    "cudaMemset of a layer's tiles");
-}
-
-/* All layers of an exchange share it: the calls of a slot come one after the other. */
-static int make_split(struct device_exchange *x, uint32_t nr_sms)
-{
-	size_t nr_slots = x->config.nr_slots;
+	size_t bytes = l->exchange->config.nr_slots * 2 * sizeof(*l->drawn);
 	int rc;
 
-	if (x->split_sums)
+	if (!l->config.beside_sms)
 		return 0;
-	rc = x->split_arrived ? 0 : make_zeros(&x->split_arrived, nr_slots * nr_sms);
+	rc = cuda_check(cudaMalloc((void **)&l->drawn, bytes), "cudaMalloc of a layer's tiles");
 	return rc ? rc
-		  : cuda_check(cudaMalloc((void **)&x->split_sums,
-				       nr_slots * LAYER_SPLIT_BYTES(nr_sms)),
-			    "cudaMalloc of a layer's splits");
-}
-
-static struct layer_split_room split_of(const struct device_layer *l, uint32_t slot)
-{
-	const struct device_exchange *x = l->exchange;
-	uint64_t bytes = LAYER_SPLIT_BYTES(l->nr_sms);
-
-	if (l->shape.dtype == LAYER_FP8)
-		return (struct layer_split_room){0};
-	return (struct layer_split_room){.sums = x->split_sums + slot * (bytes / sizeof(float)),
-		.arrived = x->split_arrived + (size_t)slot * l->nr_sms,
-		.bytes = bytes};
-}
-
-static int make_room(struct device_layer *l)
-{
-	int rc = 0;
-
-	if (l->config.beside_sms)
-		rc = make_zeros(&l->drawn, l->exchange->config.nr_slots * 2);
-	return rc || l->shape.dtype == LAYER_FP8 ? rc : make_split(l->exchange, l->nr_sms);
+		  : cuda_check(cudaMemset(l->drawn, 0, bytes), "cudaMemset of a layer's tiles");
 }
 
 int device_layer_open(struct device_exchange *x, const struct tern_layer_config *config,
@@ -157,7 +123,7 @@ int device_layer_open(struct device_exchange *x, const struct tern_layer_config 
 		.inner = config->inner,
 		.rows_max = x->positions};
 	l->early = x->early && x->positions <= (uint64_t)nr_local * MOST_EARLY_ROWS;
-	rc = make_room(l);
+	rc = make_drawn(l);
 	if (rc)
 		device_layer_close(l);
 	else
@@ -237,10 +203,8 @@ int device_layer_run(struct device_layer *l, const struct device_call *call,
 	memset(gate, 0, sizeof(*gate));
 	if (beside)
 		device_exchange_gate(l->exchange, call->slot, call->wait_ns, gate);
-	for (int which = 0; which < 2; which++) {
+	for (int which = 0; which < 2; which++)
 		p->args[which].drawn = beside ? l->drawn + 2 * call->slot : NULL;
-		p->args[which].split = split_of(l, call->slot);
-	}
 #ifdef TERN_TRACE
 	for (int which = 0; which < 2; which++)
 		p->args[which].marks = l->exchange->layer_trace[which];

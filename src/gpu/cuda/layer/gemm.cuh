@@ -18,13 +18,6 @@
 #define TERN_GPU_CUDA_LAYER_GEMM_CUH
 
 #include "gpu/cuda/layer/leave.cuh"
-#include "gpu/cuda/layer/split.cuh"
-
-/* In fp8, where a kernel has more code, splits cost other tiles more than they win here. */
-template <class T> static __device__ constexpr bool is_split(void)
-{
-	return sizeof(T) == 2;
-}
 
 template <class T, int WHICH, bool BESIDE>
 static __device__ void load_weights(const struct layer_args *args, struct shared_memory *mine)
@@ -35,10 +28,9 @@ static __device__ void load_weights(const struct layer_args *args, struct shared
 	uint64_t waited = 0;
 	uint32_t next;
 
-	for (uint32_t nr = blockIdx.x; find_tile<is_split<T>()>(args, &mine->list, &at, nr, &tile);
-		nr = next) {
+	for (uint32_t nr = blockIdx.x; find_tile(args, &at, nr, &tile); nr = next) {
 		next = tile_after<BESIDE>(args, (enum layer_which)WHICH, nr);
-		for (uint32_t k = tile.k_begin; k < tile.k_end; k++, go_on(&place)) {
+		for (uint32_t k = 0; k < args->k_blocks; k++, go_on(&place)) {
 			uint64_t *full = &mine->full[place.stage];
 			uint8_t *to = mine->weights[place.stage];
 			int x = k * (128 / sizeof(T));
@@ -84,7 +76,7 @@ static __device__ void load_rows(const struct layer_args *args, struct shared_me
 		if (blockIdx.x == 0)
 			put_back(args, LAYER_GATE_UP);
 	}
-	for (uint32_t nr = blockIdx.x; find_tile<is_split<T>()>(args, &mine->list, &at, nr, &tile);
+	for (uint32_t nr = blockIdx.x; find_tile(args, &at, nr, &tile);
 		nr = next_tile<BESIDE>(args, mine, &hearing, 1, nr)) {
 		const struct layer_map *rows = &args->rows[tile.width_index];
 		const struct layer_map *scales = &args->scales[tile.width_index];
@@ -98,7 +90,7 @@ static __device__ void load_rows(const struct layer_args *args, struct shared_me
 			wait_for_kernel_before();
 			mine->beside = false;
 		}
-		for (uint32_t k = tile.k_begin; k < tile.k_end; k++, go_on(&place)) {
+		for (uint32_t k = 0; k < args->k_blocks; k++, go_on(&place)) {
 			uint64_t *full = &mine->full[place.stage];
 
 			barrier_wait(&mine->empty[place.stage], place.parity ^ 1);
@@ -141,14 +133,14 @@ static __device__ void load_scales(const struct layer_args *args, struct shared_
 	uint32_t lane = threadIdx.x % 32;
 	struct tile tile;
 
-	for (uint32_t nr = blockIdx.x; find_tile<is_split<T>()>(args, &mine->list, &at, nr, &tile);
+	for (uint32_t nr = blockIdx.x; find_tile(args, &at, nr, &tile);
 		nr = next_tile<BESIDE>(args, mine, &hearing, ~0u, nr)) {
 		const float *scales[2];
 
 		scales_of<WHICH>(args, &tile, scales);
-		for (uint32_t k = tile.k_begin; k < tile.k_end; k += CHUNK_BLOCKS) {
+		for (uint32_t k = 0; k < args->k_blocks; k += CHUNK_BLOCKS) {
 			barrier_wait(&mine->taken[place.stage], place.parity ^ 1);
-			if (k + lane < tile.k_end)
+			if (k + lane < args->k_blocks)
 				for (int half = 0; half < 2; half++)
 					mine->of_weights[place.stage][half][lane] =
 						__ldg(scales[half] + k + lane);
@@ -231,13 +223,13 @@ static __device__ void multiply(const struct layer_args *args, struct shared_mem
 {
 	float d[2][N / 2];
 
-	for (uint32_t k = tile->k_begin; k < tile->k_end; k++, go_on(place)) {
+	for (uint32_t k = 0; k < args->k_blocks; k++, go_on(place)) {
 		const float(*scales)[SCALES_AT_ONCE] =
 			(const float(*)[SCALES_AT_ONCE]) &
 			mine->scales[place->stage][seat->lane % 4 * 2][k % SCALES_AT_ONCE];
 		float of_weights[2];
 
-		take_scales(mine, seat, chunk, k - tile->k_begin, of_weights);
+		take_scales(mine, seat, chunk, k, of_weights);
 		wait_full(mine, place, waited);
 		wgmma_begin();
 #pragma unroll
@@ -319,10 +311,10 @@ static __device__ void multiply_wide(const struct layer_args *args, struct share
 #pragma unroll
 	for (int i = 0; i < 32; i++)
 		d[1][i] = 0;
-	for (uint32_t k = tile->k_begin; k < tile->k_end; k++, go_on(place)) {
+	for (uint32_t k = 0; k < args->k_blocks; k++, go_on(place)) {
 		float of_weights[2];
 
-		take_scales(mine, seat, chunk, k - tile->k_begin, of_weights);
+		take_scales(mine, seat, chunk, k, of_weights);
 		wait_full(mine, place, waited);
 
 		float scale0 = mine->scales[place->stage][row][k % SCALES_AT_ONCE],
@@ -330,7 +322,7 @@ static __device__ void multiply_wide(const struct layer_args *args, struct share
 
 		wgmma_wait<0>();
 		hold_registers(d[1]);
-		leave_stage_before(mine, seat, place, k > tile->k_begin);
+		leave_stage_before(mine, seat, place, k > 0);
 		take_rows(mine, place->stage, seat, a);
 		multiply_quarter(d[0], a, mine, place->stage, 0);
 		promote_quarter(acc[1] + 32, d[1], last0, last1);
@@ -357,7 +349,7 @@ static __device__ void multiply(const struct layer_args *args, struct shared_mem
 	const struct tile *tile, const struct seat *seat, struct place *place, struct place *,
 	float (*acc)[N / 2], uint64_t *waited, __nv_bfloat16)
 {
-	for (uint32_t k = tile->k_begin; k < tile->k_end; k++, go_on(place)) {
+	for (uint32_t k = 0; k < args->k_blocks; k++, go_on(place)) {
 		wait_full(mine, place, waited);
 		hold_registers(acc[0]);
 		hold_registers(acc[1]);
@@ -389,9 +381,6 @@ static __device__ void compute_tile(const struct layer_args *args, struct shared
 		leave_wide<WHICH>(args, mine, tile, seat, acc);
 	} else {
 		multiply<N>(args, mine, tile, seat, place, chunk, acc, waited, T());
-		if constexpr (is_split<T>() && N <= SPLIT_WIDTH_MAX)
-			if (tile->splits > 1 && !gather_splits<N>(args, mine, tile, seat, acc[0]))
-				return;
 		if (WHICH == LAYER_GATE_UP)
 			leave_gate_up<N>(args, mine, tile, seat, acc, T());
 		else
@@ -408,7 +397,7 @@ static __device__ void compute(const struct layer_args *args, struct shared_memo
 	struct tile tile;
 	uint64_t waited = 0, tiles = 0, since = mark_clock();
 
-	for (uint32_t nr = blockIdx.x; find_tile<is_split<T>()>(args, &mine->list, &at, nr, &tile);
+	for (uint32_t nr = blockIdx.x; find_tile(args, &at, nr, &tile);
 		nr = next_tile<BESIDE>(args, mine, &hearing, ~0u, nr), tiles++)
 		switch (tile.width_index) {
 		case 0:
@@ -495,7 +484,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 		await_counts(&args, mine);
 	else if (WHICH == LAYER_GATE_UP)
 		wait_for_kernel_before();
-	list_experts<is_split<T>()>(&args, &mine->list);
+	list_experts(&args, &mine->list);
 	if (BESIDE && WHICH == LAYER_GATE_UP && blockIdx.x == 0 && threadIdx.x == 0)
 		put_back(&args, LAYER_DOWN);
 	__syncthreads();

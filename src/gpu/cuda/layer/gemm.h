@@ -71,17 +71,6 @@ struct layer_map {
 	uint64_t opaque[16];
 } __attribute__((aligned(64)));
 
-/* Where blocks that share a tile leave their sums (split.cuh), for one launch at a time: the
- * device's. Kernels of fp8 know nothing of it. */
-struct layer_split_room {
-	float *sums;       /* NULL: no tile is split */
-	uint32_t *arrived; /* [blocks], zeros between launches */
-	uint64_t bytes;    /* of sums */
-};
-
-/* What of it a launch of so many blocks can use. */
-#define LAYER_SPLIT_BYTES(blocks) ((uint64_t)(blocks)*256 * 32 * sizeof(float))
-
 /* What a kernel takes, by value. Made once for each exchange's buffers. */
 struct layer_args {
 	struct layer_map weights;
@@ -100,7 +89,6 @@ struct layer_args {
 	uint32_t *drawn; /* [2] tiles of each product that blocks have taken beyond their first
 			    ones, zeros before the first launch; NULL: each takes every so many, by
 			    kernels that know of neither this nor gate */
-	struct layer_split_room split;
 #ifdef TERN_TRACE
 	uint64_t *marks; /* NULL, or [blocks][LAYER_MARKS] */
 #endif

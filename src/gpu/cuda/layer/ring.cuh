@@ -30,7 +30,6 @@ struct shared_memory {
 	struct tile_list list;
 	uint64_t told[STAGES], heard[STAGES];
 	uint32_t drawn[STAGES]; /* tiles, by who loads weights for all others */
-	uint32_t came_last;     /* this block, of a tile's splits */
 	uint32_t beside, round; /* beside: rows of this round are waited for, tile by tile */
 };
 
