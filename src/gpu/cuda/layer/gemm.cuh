@@ -401,12 +401,9 @@ static __device__ void compute(const struct layer_args *args, struct shared_memo
 		nr = next_tile<BESIDE>(args, mine, &hearing, ~0u, nr), tiles++)
 		switch (tile.width_index) {
 		case 0:
-			if constexpr (sizeof(T) == 1) {
-				compute_tile<T, WHICH, 8>(
-					args, mine, &tile, &seat, &place, &chunk, &waited);
-				break;
-			} /* bf16: as 16, of which eight columns are of stale rows, and go nowhere
-			   */
+			compute_tile<T, WHICH, 8>(
+				args, mine, &tile, &seat, &place, &chunk, &waited);
+			break;
 		case 1:
 			compute_tile<T, WHICH, 16>(
 				args, mine, &tile, &seat, &place, &chunk, &waited);
