@@ -69,10 +69,11 @@ static int cut(void)
 
 /* The first error: it names the victim, in time. Who waits for a survivor that waits for the victim
  * has both in its report. */
-static void expect_named(struct rank *rank, struct round *r, struct scene *s, int rc)
+static void expect_named(
+	struct rank *rank, struct round *r, struct scene *s, int rc, unsigned long long begun_ns)
 {
 	struct tern_wait_report report = {.size = sizeof(report)};
-	unsigned long long took_ms = passed_ns(atomic_load(&s->fate_ns)) / 1000000;
+	unsigned long long took_ms = passed_ns(begun_ns) / 1000000;
 	char name[24];
 
 	snprintf(name, sizeof(name), "rank %d ", s->victim);
@@ -88,20 +89,25 @@ static void expect_named(struct rank *rank, struct round *r, struct scene *s, in
 }
 
 /* A wait that has expired may be begun again: now the silence has lasted as long as anybody was
- * willing to wait, and is a death. Before the wire is cut, when all scenes have come so far, it is
- * no silence: on a machine with much to do that may take longer than a wait. */
+ * willing to wait, and is a death. A wait that began before the wire was cut, when all scenes have
+ * come so far, was for whoever was slow, and need not name the victim: however late it expires, the
+ * one that is judged begins behind the cut. */
 static int survivor(struct rank *rank, struct round *r, struct scene *s)
 {
+	unsigned long long begun_ns;
+	bool was_cut;
 	int rc = 0;
 
 	for (r->number = 0; !rc; r->number++)
 		for (int half = 0; half < 4 && !rc; half++) {
-			do
+			do {
+				was_cut = atomic_load(&s->fate_ns) != 0;
+				begun_ns = now_ns();
 				rc = do_half(r, half);
-			while (rc == TERN_ERR_TIMEOUT && !atomic_load(&s->fate_ns));
+			} while (rc == TERN_ERR_TIMEOUT && !was_cut);
 			if (rc != TERN_ERR_TIMEOUT)
 				continue;
-			expect_named(rank, r, s, rc);
+			expect_named(rank, r, s, rc, begun_ns);
 			rc = do_half(r, half);
 		}
 	return rc;
