@@ -264,7 +264,8 @@ static void draw_case(uint64_t seed, struct job *job)
 		c->hidden = 4096; /* in BF16 a row goes in two parts */
 	c->device = TERN_DEVICE_CUDA;
 	c->caller_output = 0;
-	c->wait_ms = by_nodes ? 20000 : 5000; /* of the emulation's time */
+	/* Of the emulation's time. */
+	c->wait_ms = (int)devices_setting("TERN_TEST_WAIT_MS", by_nodes ? 20000 : 5000);
 	c->nr_slots = 1;
 	job->wants = false;
 	job->routing.kind = random_below(&state, 3) ? ROUTING_UNIFORM : ROUTING_ONE;
