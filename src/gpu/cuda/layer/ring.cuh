@@ -38,18 +38,9 @@ struct place {
 	uint32_t stage, parity;
 };
 
-static __device__ void go_on(struct place *place)
+template <uint32_t PLACES = STAGES> static __device__ void go_on(struct place *place)
 {
-	if (++place->stage == STAGES) {
-		place->stage = 0;
-		place->parity ^= 1;
-	}
-}
-
-/* Likewise in the ring of chunks. */
-static __device__ void go_on_chunk(struct place *place)
-{
-	if (++place->stage == SCALE_CHUNKS) {
+	if (++place->stage == PLACES) {
 		place->stage = 0;
 		place->parity ^= 1;
 	}
