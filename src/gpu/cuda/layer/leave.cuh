@@ -3,6 +3,7 @@
 #ifndef TERN_GPU_CUDA_LAYER_LEAVE_CUH
 #define TERN_GPU_CUDA_LAYER_LEAVE_CUH
 
+#include "gpu/cuda/common/ptx.cuh"
 #include "gpu/cuda/layer/ring.cuh"
 
 static __device__ float power_of_2(float x)
@@ -10,14 +11,6 @@ static __device__ float power_of_2(float x)
 	float y;
 
 	asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-	return y;
-}
-
-static __device__ float reciprocal(float x)
-{
-	float y;
-
-	asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
 	return y;
 }
 
@@ -30,10 +23,10 @@ static __device__ void activate(enum layer_activation activation, float (*acc)[N
 #pragma unroll
 		for (int i = 0; i < N / 2; i++)
 			/* A divisor beyond 2^126 makes it 0, where the quotient is some 1e-36. */
-			acc[0][i] =
-				acc[0][i] *
-				reciprocal(1.0f + power_of_2(-1.4426950408889634f * acc[0][i])) *
-				acc[1][i];
+			acc[0][i] = acc[0][i] *
+				    reciprocal_near(
+					    1.0f + power_of_2(-1.4426950408889634f * acc[0][i])) *
+				    acc[1][i];
 	} else {
 #pragma unroll
 		for (int i = 0; i < N / 2; i++)
