@@ -1,4 +1,4 @@
-#!/bin/sh
+#!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # Makes an sdist and of that a wheel, tries it in an environment that has numpy alone and no compiler, runs the package's tests
 # in another; then mypy, where it is installed. All under BUILD, whose objects are used.
@@ -44,8 +44,14 @@ old_glibc() { # of symbols that manylinux_2_28 has, and libraries of glibc alone
 	done
 }
 
+# With the package in it. pip outside is asked, as putting one inside takes most of the time.
+environment() {
+	"$python" -m venv --without-pip "${@:2}" "$ROOM/$1" &&
+		"$python" $PIP --python "$ROOM/$1/bin/python" install --no-index --no-deps "$ROOM"/tern_ep-*.whl
+}
+
 empty_environment() {
-	"$python" -m venv "$ROOM/empty" && "$ROOM/empty/bin/python" $PIP install --no-index --no-deps "$ROOM"/tern_ep-*.whl &&
+	environment empty &&
 		ln -s "$("$python" -c 'import numpy, os; print(os.path.dirname(numpy.__file__))')" "$ROOM"/empty/lib/python3*/site-packages/ &&
 		awk '/^```/ {inside = /python/; next} inside' README.md >"$ROOM/example.py"
 }
@@ -71,8 +77,7 @@ expect example_of_the_readme_on_ranks example_ranks
 expect tern-ep_check page
 expect what_calls_cost empty python "$TREE/bench/python/calls.py" --rounds 60 --json
 
-"$python" -m venv --system-site-packages "$ROOM/venv" &&
-	"$ROOM/venv/bin/python" $PIP install --no-index --no-deps "$ROOM"/tern_ep-*.whl || exit 1
+environment venv --system-site-packages || exit 1
 export TERN_EMULATED="$BUILD/emulated" TERN_TREE="$TREE" TERN_INCLUDE="$TREE/include" TERN_DOCS="$TREE/docs" PYTHONDONTWRITEBYTECODE=1
 (cd "$ROOM" && "$ROOM/venv/bin/python" -m pytest -q --tap -rs -p no:cacheprovider "$ROOM/source/tests") || failures=1
 

@@ -94,7 +94,7 @@ share emulated-nodes env BUILD="$BUILD" LONG=1 tests/device/nodes.sh
 share emulated-overlap env BUILD="$BUILD" tests/device/overlap.sh
 share emulated-hostile-address env TERN_CUDA_LIBRARY="$BUILD/address/emulated/libtern_cuda.so" TERN_TEST_SEED="$seed" TERN_TEST_CASES=30 TERN_TEST_SHARING=7 \
 	ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 "$BUILD/address/tests/device/test_hostile"
-for name in unit/test_agreement unit/test_model unit/test_soak exchange/test_chunks; do
+for name in unit/test_agreement unit/test_model unit/test_signal unit/test_soak exchange/test_chunks; do
 	share "${name#*/test_}-address" env ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=1 "$BUILD/address/tests/$name"
 done
 for name in unit/test_engine_faults exchange/test_chunks; do
