@@ -178,7 +178,7 @@ stage_models() {
 
 # Once, for the first stage that needs it.
 build_plain() {
-	[ -n "${is_built:-}" ] || build plain BUILD="$BUILD" all tests
+	[ -n "${is_built:-}" ] || build plain BUILD="$BUILD" OPT="-O3 -g1" all tests
 	is_built=yes
 }
 

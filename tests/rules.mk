@@ -17,6 +17,8 @@ $(BUILD)/obj/tests/%.o: CFLAGS += -I. $(DRIVER)
 $(BUILD)/obj/tests/fuzz/%.o: CFLAGS += $(if $(findstring fuzzer,$(SANITIZE)),-fsanitize=fuzzer-no-link)
 ifneq ($(SANITIZE),)
 $(BUILD)/obj/cli/%.o $(BUILD)/obj/bench/%.o $(BUILD)/obj/soak/%.o: CFLAGS += $(DRIVER)
+# Nor is what runs once for a group or an exchange worth a compiler's time.
+$(foreach d,src/group src/weights src/balance src/gpu/host src/transport examples,$(BUILD)/obj/$d/%.o): CFLAGS += -O0
 endif
 
 $(INSIDE): $(call obj,$(INSIDE_SRC))

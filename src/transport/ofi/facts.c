@@ -77,7 +77,7 @@ static int load_symbol(void *library, const char *name, void *function)
 static void set_environment(void)
 {
 	setenv("FI_AV_REMOVE_CLEANUP", "1", 0);
-	/* Of 16 KB ofi_rxm's buffers take 40 MB more a process, which its start writes through.
+	/* Of 16 KB ofi_rxm's buffers take 60 MB more a process, which its start writes through.
 	   A longer message is fetched by its receiver. */
 	setenv("FI_OFI_RXM_BUFFER_SIZE", "4096", 0);
 }
