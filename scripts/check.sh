@@ -368,7 +368,7 @@ stage_address() {
 	local options="ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1"
 	local wanted
 
-	# What takes longest is left to make soak: models of weights, searches of states, chunks.
+	# What takes longest is left to make soak: models of weights, searches of states and of signals, chunks.
 	mapfile -t wanted < <(programs "$BUILD/address" 'unit/test_[!ams]*' 'unit/test_s[!io]*' unit/test_sim unit/test_measure 'exchange/test_[!c]*' 'faults/test_[ef]*' device/test_device transport/test_transport)
 	! ls /usr/include/python3.*/Python.h >/dev/null 2>&1 || wanted+=("$BUILD/address/_calls.abi3.so")
 	build address "${ADDRESS[@]}" "$BUILD/address/tern" "$BUILD/address/libtern.so" "$BUILD/address/emulated/libtern_cuda.so" "$BUILD/address/emulated/libtern_bench_cuda.so" "${wanted[@]}"
@@ -395,6 +395,7 @@ stage_address() {
 	fi
 	# shellcheck disable=SC2086
 	transports address "$BUILD/address" '^shm|^sim|tcp;ofi_rxm' env TERN_TEST_DIVISOR=16 $options
+	finish # the next stage begins nice tests, and counts all that it has as such
 }
 
 # The verbs transport on a kernel's RDMA device, in a virtual machine. Beside all else: much of its time is one
