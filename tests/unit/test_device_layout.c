@@ -113,7 +113,8 @@ static void parts_do_not_overlap(void **state)
 			assert_true(d.window.results >=
 				    d.window.rows + ranks * 33ull * d.window.row_bytes);
 			assert_true(d.window.bytes >=
-				    d.window.results + routes * d.window.result_bytes);
+				    d.window.results +
+					    33ull * d.window.nr_columns * d.window.result_bytes);
 			assert_true((uint64_t)d.row.nr_segments * d.row.segment_pieces * 16 >=
 				    d.row.row_bytes);
 			assert_true((uint64_t)(d.row.nr_segments - 1) * d.row.segment_pieces * 16 <

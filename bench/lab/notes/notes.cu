@@ -199,7 +199,7 @@ static void open_scene(struct scene *s, const struct shape *shape)
 	e->by_topk = gpu_divisor_of(shape->topk);
 	e->by_ranks = gpu_divisor_of(SOURCES);
 	e->by_replicas = gpu_divisor_of(1);
-	e->window = ll_window_of(GPU_FLAG128, &row, &result, SOURCES, TOKENS, shape->topk);
+	e->window = ll_window_of(GPU_FLAG128, &row, &result, SOURCES, TOKENS, shape->topk, 0);
 	e->wait_ns = 1000000000;
 	CHECK(cudaMalloc(&window, e->window.bytes));
 	CHECK(cudaMemset(window, 0, e->window.bytes));

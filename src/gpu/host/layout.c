@@ -152,7 +152,8 @@ static int lay_out_low_latency(struct device_layout *d, const struct tern_moe_co
 		ll_head_wire_bytes(d->format, c->topk) + gpu_wire_bytes(d->format, scaled, &d->row);
 	d->result_wire_bytes = gpu_wire_bytes(d->format, 0, &d->result);
 	d->window =
-		ll_window_of(d->format, &d->row, &d->result, l->nr_ranks, c->max_tokens, c->topk);
+		ll_window_of(d->format, &d->row, &d->result, l->nr_ranks, c->max_tokens, c->topk,
+			c->reduce == TERN_REDUCE_HOME);
 	d->slot_window_bytes = align_up(d->window.bytes, 256);
 	return 0;
 }

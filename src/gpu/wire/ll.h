@@ -177,13 +177,18 @@ struct ll_window {
 	uint64_t arrivals, plans, rows, results, bytes; /* offsets */
 	uint64_t plan_bytes;                            /* of one source */
 	uint64_t row_bytes, result_bytes;               /* from one to the next */
+	uint32_t nr_columns;                            /* results of a token */
+	uint32_t rank_columns;                          /* a column is a rank; else a k */
 };
 
 HOST_DEVICE struct ll_window ll_window_of(enum gpu_format format, const struct row_geometry *row,
-	const struct row_geometry *result, uint32_t nr_ranks, uint32_t max_tokens, uint32_t topk)
+	const struct row_geometry *result, uint32_t nr_ranks, uint32_t max_tokens, uint32_t topk,
+	int at_home)
 {
 	struct ll_window w;
 
+	w.rank_columns = !at_home && nr_ranks <= topk;
+	w.nr_columns = w.rank_columns ? nr_ranks : topk;
 	w.arrivals = 0;
 	w.plans = (uint64_t)nr_ranks * GPU_LINE_BYTES;
 	w.plan_bytes = (uint64_t)gpu_ceil(ll_plan_lines(format, max_tokens * topk), 4) * 4 *
@@ -192,7 +197,7 @@ HOST_DEVICE struct ll_window ll_window_of(enum gpu_format format, const struct r
 	w.row_bytes = LL_HEAD_BYTES + (uint64_t)row->nr_segments * row->segment_bytes;
 	w.results = w.rows + (uint64_t)nr_ranks * max_tokens * w.row_bytes;
 	w.result_bytes = (uint64_t)result->nr_segments * result->segment_bytes;
-	w.bytes = w.results + (uint64_t)topk * max_tokens * w.result_bytes;
+	w.bytes = w.results + (uint64_t)w.nr_columns * max_tokens * w.result_bytes;
 	return w;
 }
 

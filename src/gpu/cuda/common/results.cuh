@@ -168,8 +168,8 @@ static __device__ __forceinline__ uint32_t next_result(
 	return __reduce_min_sync(ALL_LANES, last == UINT32_MAX || mine > last ? mine : UINT32_MAX);
 }
 
-/* The column in which that result lies. */
-static __device__ __forceinline__ uint32_t column_of(
+/* The first route of which that is the result. */
+static __device__ __forceinline__ uint32_t first_of_result(
 	const struct gpu_exchange *e, uint2 route, uint32_t result)
 {
 	uint32_t same = __ballot_sync(ALL_LANES, route.x == result);

@@ -26,7 +26,8 @@ template <bool FAR>
 static __device__ __forceinline__ const uint8_t *result_from(const struct gpu_exchange *e,
 	const uint8_t *results, uint2 route, uint32_t result, uint32_t token, uint32_t which)
 {
-	uint32_t column = column_of(e, route, result),
+	uint32_t first = first_of_result(e, route, result),
+		 column = e->window.rank_columns ? result : first,
 		 peer = FAR && e->at_home ? __shfl_sync(ALL_LANES, route.x, result % LANES)
 					  : result;
 
@@ -34,8 +35,8 @@ static __device__ __forceinline__ const uint8_t *result_from(const struct gpu_ex
 		return results + column * e->window.result_bytes;
 	return part_from<FAR>(e, INTERNODE_RESULTS, peer) + e->window.results +
 	       result_offset(e,
-		       result_number<FAR>(e, peer, token, column, e->topk,
-			       e->internode->numbers[token * e->topk + column]),
+		       result_number<FAR>(e, peer, token, column, e->window.nr_columns,
+			       e->internode->numbers[token * e->topk + first]),
 		       which);
 }
 
@@ -103,7 +104,7 @@ static __device__ __forceinline__ const uint8_t *results_here(
 	const struct gpu_exchange *e, uint32_t token, uint32_t which)
 {
 	return window_of<ELASTIC>(e, e->rank) + e->window.results +
-	       (uint64_t)token * e->topk * e->window.result_bytes +
+	       (uint64_t)token * e->window.nr_columns * e->window.result_bytes +
 	       (uint64_t)which * e->result.segment_bytes;
 }
 

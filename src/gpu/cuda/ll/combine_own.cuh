@@ -117,9 +117,9 @@ static __device__ __forceinline__ bool sum_rows(const struct gpu_combine *c, uin
 	const struct portion *p, uint32_t here, struct extent x, segment<GPU_FLAG128, false, ND> &s)
 {
 	const struct gpu_exchange *e = &c->exchange;
-	uint64_t offset =
-		((uint64_t)p->token * e->topk + __ffs(here) - 1) * e->window.result_bytes +
-		(uint64_t)p->which * e->result.segment_bytes;
+	uint64_t offset = ((uint64_t)p->token * e->window.nr_columns + column_of_sum(e, here)) *
+				  e->window.result_bytes +
+			  (uint64_t)p->which * e->result.segment_bytes;
 	uint8_t *to = e->windows[p->source] + e->window.results + offset;
 	uint4 words = make_uint4(0, 0, 0, 0);
 	struct summation<Y> sum;

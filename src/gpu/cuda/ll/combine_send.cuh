@@ -29,7 +29,9 @@ static __device__ __forceinline__ uint8_t *place_at(
 
 	if (is_internode<FAR>(e, home))
 		offset = result_offset(e,
-			result_number<FAR>(e, home, p.token, p.column, e->topk, p.number), p.which);
+			result_number<FAR>(
+				e, home, p.token, p.column, e->window.nr_columns, p.number),
+			p.which);
 	return part_to<FAR, ELASTIC>(e, INTERNODE_RESULTS, home) + e->window.results + offset;
 }
 
@@ -103,6 +105,13 @@ static __device__ __forceinline__ uint32_t earlier_replicas(
 	return rows;
 }
 
+/* Of this rank's sum of a token. here: its routes. */
+static __device__ __forceinline__ uint32_t column_of_sum(
+	const struct gpu_exchange *e, uint32_t here)
+{
+	return e->window.rank_columns ? e->rank : __ffs(here) - 1;
+}
+
 /* One segment of what the experts here made of one token; number: of its row from the source.
  * False: weights did not come. */
 template <int FORMAT, int Y, int ND, bool FAR, bool LATE, bool ELASTIC>
@@ -111,11 +120,12 @@ static __device__ __forceinline__ bool send_result(const struct gpu_combine *c, 
 {
 	const struct gpu_exchange *e = &c->exchange;
 	struct extent x = segment_extent(&e->result, which);
-	uint64_t offset = (uint64_t)token * e->topk * e->window.result_bytes +
+	uint64_t offset = (uint64_t)token * e->window.nr_columns * e->window.result_bytes +
 			  (uint64_t)which * e->result.segment_bytes;
-	uint32_t here = __ballot_sync(ALL_LANES, route.x != UINT32_MAX), first = __ffs(here) - 1;
-	struct result_place sum = {token, first, which, number + earlier_replicas<FAR>(e, source),
-		offset + first * e->window.result_bytes};
+	uint32_t here = __ballot_sync(ALL_LANES, route.x != UINT32_MAX),
+		 column = column_of_sum(e, here);
+	struct result_place sum = {token, column, which, number + earlier_replicas<FAR>(e, source),
+		offset + column * e->window.result_bytes};
 	segment<FORMAT, false, ND> s;
 
 	if (!ELASTIC && !e->at_home && FORMAT == GPU_FLAG128) {
