@@ -197,7 +197,8 @@ stage_plain() {
 	every plain 240 "$BUILD" 'device/test_*' env TERN_CUDA_LIBRARY="$cuda"
 	emulated emulated/device "$BUILD" TERN_TEST_CASES=6 "$BUILD/tests/device/test_device"
 	# Blocks that note slices of plans, as in groups of many ranks, which have more than a warp has lanes.
-	emulated emulated/device_sliced "$BUILD" TERN_FORCE_SLICES=1 TERN_TEST_WITHOUT=ht_,scales TERN_TEST_DIVISOR=4 TERN_TEST_SEED=2000 TERN_TEST_CASES=6 "$BUILD/tests/device/test_device"
+	emulated emulated/device_sliced "$BUILD" TERN_FORCE_SLICES=1 TERN_TEST_WITHOUT=ht_,scales TERN_TEST_DIVISOR=4 TERN_TEST_SEED=2025 TERN_TEST_CASES=6 "$BUILD/tests/device/test_device"
+	emulated emulated/device_either "$BUILD" TERN_FORCE_SLICES=2 TERN_TEST_WITHOUT=ht_,scales,stalled,peer,bad TERN_TEST_DIVISOR=4 TERN_TEST_SEED=2003 TERN_TEST_CASES=4 "$BUILD/tests/device/test_device"
 	emulated emulated/device_many "$BUILD" TERN_FORCE_SLICES=1 TERN_EMULATED_SMS=17 TERN_TEST_WITHOUT=_ TERN_TEST_WIDE=33 TERN_TEST_WIDE_TOKENS=40 TERN_TEST_ROUNDS=2 TERN_TEST_CASES=0 "$BUILD/tests/device/test_device"
 	emulated emulated/place_sliced "$BUILD" TERN_FORCE_SLICES=1 "$BUILD/tests/device/test_place"
 	emulated emulated/hostile_sliced "$BUILD" TERN_FORCE_SLICES=1 TERN_TEST_WITHOUT=count,position,own TERN_TEST_SEED=900 TERN_TEST_CASES=6 "$BUILD/tests/device/test_hostile"

@@ -219,8 +219,8 @@ static void make_exchange(struct lab *lab, struct lab_rank *rank, struct gpu_exc
 	e->by_row_parts = gpu_divisor_of(e->row.nr_segments + 1);
 	e->by_replicas = gpu_divisor_of(1);
 	e->by_result_segments = gpu_divisor_of(e->result.nr_segments);
-	e->window = ll_window_of(
-		way->format, &e->row, &e->result, lab->nr_ranks, c->max_tokens, c->topk, e->at_home);
+	e->window = ll_window_of(way->format, &e->row, &e->result, lab->nr_ranks, c->max_tokens,
+		c->topk, e->at_home);
 	rank->window = lab_take(rank, e->window.bytes);
 	CHECK(cudaMemset(rank->window, 0, e->window.bytes));
 	rank->state = e->state = take_copy(rank, &first, sizeof(first));

@@ -73,7 +73,8 @@ static void add_launches(const struct lab *lab, struct ways *ways, const struct 
 	const uint32_t(*grid)[3] = t->tokens <= 16 ? few : many;
 
 	for (uint32_t i = 0; i < (t->tokens <= 16 ? NR(few) : NR(many)); i++) {
-		struct gpu_launch launch = {grid[i][0], grid[i][1], grid[i][2], 0, 0, 0, 0};
+		struct gpu_launch launch = {
+			grid[i][0], grid[i][1], grid[i][2], 0, 0, LL_ALL_PLANS, 0, 0};
 
 		add_way(lab, ways, dispatch, nr_vectors, launch, 1);
 		launch.send_warps = launch.nr_warps;

@@ -112,9 +112,9 @@ static void parts_do_not_overlap(void **state)
 			assert_true(d.window.rows >= d.window.plans + ranks * d.window.plan_bytes);
 			assert_true(d.window.results >=
 				    d.window.rows + ranks * 33ull * d.window.row_bytes);
-			assert_true(d.window.bytes >=
-				    d.window.results +
-					    33ull * d.window.nr_columns * d.window.result_bytes);
+			assert_true(
+				d.window.bytes >= d.window.results + 33ull * d.window.nr_columns *
+									     d.window.result_bytes);
 			assert_true((uint64_t)d.row.nr_segments * d.row.segment_pieces * 16 >=
 				    d.row.row_bytes);
 			assert_true((uint64_t)(d.row.nr_segments - 1) * d.row.segment_pieces * 16 <
@@ -266,6 +266,39 @@ static void wide_groups_fit(void **state)
 	}
 }
 
+/* As many results as a token can have; and where a block has no room for all plans, for those of
+ * few tokens there is some. */
+static void large_exchanges_have_room_for_few(void **state)
+{
+	struct tern_moe_config c = deepseek(4096);
+	struct device_layout d;
+
+	(void)state;
+	assert_int_equal(lay_out(&d, &c, 2, GPU_FLAG128), 0);
+	assert_true(d.sliced && d.noted_tokens == 384);
+	assert_true(d.shared_bytes >= positions_bytes(GPU_FLAG128, 2, 128, 384, 8));
+	assert_int_equal(d.window.nr_columns, 2);
+	assert_true(d.window.rank_columns);
+	for (uint32_t topk = 1; topk <= 32; topk++)
+		for (uint32_t few = 1; few <= 400; few += 57) {
+			uint32_t room = positions_room(GPU_FLAG128, few, topk, 4096);
+
+			/* whole pieces of so many tokens' plans name no other tokens */
+			assert_true(room >= few &&
+				    room * topk >= positions_ids(GPU_FLAG128, few * topk));
+		}
+	assert_int_equal(positions_room(GPU_FLAG128, 100, 8, 100), 100);
+	assert_int_equal(lay_out(&d, &c, 9, GPU_FLAG128), 0);
+	assert_int_equal(d.window.nr_columns, 8);
+	c.reduce = TERN_REDUCE_HOME;
+	assert_int_equal(lay_out(&d, &c, 2, GPU_FLAG128), 0);
+	assert_int_equal(d.window.nr_columns, 8);
+	assert_false(d.window.rank_columns);
+	c.max_tokens = 128;
+	assert_int_equal(lay_out(&d, &c, 2, GPU_FLAG128), 0);
+	assert_true(!d.sliced && !d.noted_tokens);
+}
+
 static void divides(uint32_t n, uint32_t d)
 {
 	struct gpu_divisor by = gpu_divisor_of(d);
@@ -339,6 +372,7 @@ int main(void)
 		cmocka_unit_test(bytes_on_the_wire),
 		cmocka_unit_test(too_much_is_refused),
 		cmocka_unit_test(wide_groups_fit),
+		cmocka_unit_test(large_exchanges_have_room_for_few),
 		cmocka_unit_test(divisions_are_exact),
 		cmocka_unit_test(aligned_lists_are_exact),
 	};

@@ -39,7 +39,7 @@ static __global__ void __launch_bounds__(512, 1)
 		uint32_t *tables)
 {
 	BLOCK_MEMORY(shared);
-	struct positions p = positions_in<GPU_FLAG128>(shared, &e);
+	struct positions p = positions_in<GPU_FLAG128>(shared, &e, e.max_tokens);
 	uint32_t warp = threadIdx.x / LANES, start, clocks;
 
 	if (warp >= nr_warps)
@@ -100,7 +100,7 @@ static __global__ void __launch_bounds__(512, 1)
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 	BLOCK_MEMORY(shared);
 	cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
-	struct positions p = positions_in<GPU_FLAG128>(shared, &e);
+	struct positions p = positions_in<GPU_FLAG128>(shared, &e, e.max_tokens);
 	uint32_t warp = threadIdx.x / LANES,
 		 nr = SOURCES / SIZE * gpu_ceil(ll_plan_lines(GPU_FLAG128, TOKENS * e.topk), 4),
 		 start, clocks;

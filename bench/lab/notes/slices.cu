@@ -151,8 +151,8 @@ static void open_scene(struct scene *s, const struct shape *shape)
 	e->by_topk = gpu_divisor_of(shape->topk);
 	e->by_ranks = gpu_divisor_of(shape->ranks);
 	e->by_replicas = s->d.by_alignment = gpu_divisor_of(1);
-	e->window =
-		ll_window_of(GPU_FLAG128, &row, &result, shape->ranks, shape->tokens, shape->topk, 0);
+	e->window = ll_window_of(
+		GPU_FLAG128, &row, &result, shape->ranks, shape->tokens, shape->topk, 0);
 	e->wait_ns = 1000000000;
 	for (uint32_t r = 0; r < shape->ranks; r++)
 		e->windows[r] = r ? e->windows[0] : device_memory<uint8_t>(e->window.rows);

@@ -117,6 +117,7 @@ static void make_dispatch(
 	d->scale_bytes = scale_bytes(c->scale);
 	d->padded = c->layout == TERN_PADDED;
 	d->by_source = c->layout == TERN_BY_SOURCE;
+	d->noted_tokens = l->noted_tokens;
 	d->capacity = plan->layout->capacity;
 	d->by_alignment = gpu_divisor_of(c->layout == TERN_CONTIGUOUS ? c->alignment : 1);
 	d->out_rows = (int4 *)(s->memory + l->rows);
@@ -215,8 +216,9 @@ static int count_ht_blocks(struct device_exchange *x)
  * under way, which may wait for this rank: so all are asked for here. */
 static int count_blocks(struct device_exchange *x)
 {
-	struct gpu_launch launch = {
-		.nr_warps = GPU_MAX_WARPS, .send_warps = 1, .sliced = x->layout.sliced};
+	struct gpu_launch launch = {.nr_warps = GPU_MAX_WARPS,
+		.send_warps = 1,
+		.notes = x->layout.sliced ? LL_SLICES : LL_ALL_PLANS};
 	struct device_slot *s = &x->slots[0];
 	uint32_t dispatch = 0, combine = 0;
 	int rc;

@@ -179,26 +179,36 @@ int device_exchange_sizes(
 	return rc;
 }
 
+static struct gpu_launch ll_launch(const struct device_exchange *x, const struct gpu_dispatch *d)
+{
+	const struct row_geometry *row = &d->exchange.row;
+	uint32_t nr_tokens = d->nr_tokens, nr_ranks = d->exchange.nr_ranks;
+	bool quantised = d->kind != GPU_X_COPY && d->kind != GPU_X_GIVEN;
+	struct gpu_launch launch =
+		ll_rule_dispatch(nr_tokens, nr_ranks, row, quantised, (int)d->by_source);
+
+	if (!x->internode && !d->gate.row_bits && ll_rule_sliced(nr_tokens, nr_ranks))
+		return ll_rule_slices(nr_tokens, row, d->kind != GPU_X_COPY, quantised);
+	if (d->noted_tokens && nr_tokens <= d->noted_tokens) {
+		launch.notes = LL_EITHER;
+	} else if (x->layout.sliced) {
+		launch.notes = LL_SLICES;
+		launch.helps = quantised;
+		launch.keeps = !quantised;
+	}
+	return launch;
+}
+
 static int put_dispatch(struct device_exchange *x, const struct device_call *call)
 {
 	struct gpu_dispatch *d = &x->slots[call->slot].dispatch;
-	bool quantised = d->kind != GPU_X_COPY && d->kind != GPU_X_GIVEN;
 	struct gpu_launch launch;
 
 	if (x->config.mode == TERN_HIGH_THROUGHPUT)
 		return put_ht_dispatch(x, call);
 	d->by_share = gpu_divisor_of(ll_rule_share(
 		d->kind != GPU_X_COPY, d->nr_tokens, d->exchange.nr_ranks, &d->exchange.row));
-	launch = ll_rule_dispatch(
-		d->nr_tokens, d->exchange.nr_ranks, &d->exchange.row, quantised, (int)d->by_source);
-	if (!x->internode && !d->gate.row_bits &&
-		ll_rule_sliced(d->nr_tokens, d->exchange.nr_ranks))
-		launch = ll_rule_slices(
-			d->nr_tokens, &d->exchange.row, d->kind != GPU_X_COPY, quantised);
-	if (x->layout.sliced) {
-		launch.sliced = 1;
-		launch.helps = quantised;
-	}
+	launch = ll_launch(x, d);
 	launch = fit_launch(x, call, launch);
 	return cuda_check(ll_dispatch_launch(d, &launch, call->stream), "the dispatch kernel");
 }

@@ -8,9 +8,18 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "gpu/wire/ll.h"
+#include "gpu/wire/sizes.h"
 
 #define GPU_MAX_WARPS 16
+
+/* What blocks of a low-latency dispatch note of plans: all; slices, each block its own
+ * (ll/slices.cuh); or all where no rank has many tokens, and else slices. */
+enum ll_notes {
+	LL_ALL_PLANS,
+	LL_SLICES,
+	LL_EITHER
+};
+
 struct gpu_launch {
 	uint32_t nr_blocks;
 	uint32_t nr_warps;   /* of a block, at most GPU_MAX_WARPS */
@@ -20,8 +29,9 @@ struct gpu_launch {
 			 * dependent launch) */
 	uint32_t own; /* of a combine, where ll_combine_whole: this rank's own sums pass through no
 		       * window; so too where all send */
-	uint32_t sliced; /* of a dispatch: blocks receive slices (ll/slices.cuh) */
-	uint32_t helps;  /* where it is: who has sent receives too */
+	enum ll_notes notes; /* of a dispatch */
+	uint32_t helps;      /* with slices: who has sent receives too */
+	uint32_t keeps;      /* likewise: rows for this rank pass through no window */
 };
 
 /* So large that rows, and not their number, decide what is best. */
@@ -42,21 +52,25 @@ static inline uint32_t ll_rule_two_senders(
 	return row->row_bytes <= 6144 && !quantised ? 5 : 6;
 }
 
-/* Blocks note slices where all plans would take them longer than to hear from each other: so it was
- * between two ranks. Rows that are quantised keep those that send busy, who then help the others.
- */
 static inline bool ll_rule_sliced(uint32_t nr_tokens, uint32_t nr_ranks)
 {
-	return (uint64_t)nr_tokens * nr_ranks > 768;
+	return (uint64_t)nr_tokens * nr_ranks > SLICES_FROM;
 }
 
+/* Rows that are quantised keep those that send busy, who then help the others. This rank's own rows
+ * of many tokens are best taken from x, but not where they would be quantised twice. */
 static inline struct gpu_launch ll_rule_slices(
 	uint32_t nr_tokens, const struct row_geometry *row, int scaled, int quantised)
 {
-	struct gpu_launch launch = {132, 16, 7, 0, 0, 1, quantised != 0};
+	struct gpu_launch launch = {132, 16, 7, 0, 0, LL_SLICES, quantised != 0, 0};
 
-	if (scaled && row->row_bytes > 4096 && nr_tokens <= 1024)
+	if (!quantised && nr_tokens > 768) {
+		launch.helps = launch.keeps = 1;
+		if (!scaled)
+			launch.send_warps = ll_rule_large(row) ? 10 : 9;
+	} else if (scaled && row->row_bytes > 4096 && nr_tokens <= 1024) {
 		launch.send_warps = 6;
+	}
 	return launch;
 }
 
@@ -66,13 +80,13 @@ static inline struct gpu_launch ll_rule_slices(
 static inline struct gpu_launch ll_rule_dispatch(uint32_t nr_tokens, uint32_t nr_ranks,
 	const struct row_geometry *row, int quantised, int by_source)
 {
-	static const struct gpu_launch one = {24, 8, 4, 0, 0, 0, 0},
-				       little = {48, 8, 4, 0, 0, 0, 0},
-				       few = {96, 16, 8, 0, 0, 0, 0},
-				       some = {96, 16, 4, 0, 0, 0, 0},
-				       more = {112, 16, 4, 0, 0, 0, 0},
-				       many = {132, 16, 2, 0, 0, 0, 0},
-				       large = {132, 16, 6, 0, 0, 0, 0};
+	static const struct gpu_launch one = {24, 8, 4, 0, 0, LL_ALL_PLANS, 0, 0},
+				       little = {48, 8, 4, 0, 0, LL_ALL_PLANS, 0, 0},
+				       few = {96, 16, 8, 0, 0, LL_ALL_PLANS, 0, 0},
+				       some = {96, 16, 4, 0, 0, LL_ALL_PLANS, 0, 0},
+				       more = {112, 16, 4, 0, 0, LL_ALL_PLANS, 0, 0},
+				       many = {132, 16, 2, 0, 0, LL_ALL_PLANS, 0, 0},
+				       large = {132, 16, 6, 0, 0, LL_ALL_PLANS, 0, 0};
 
 	if (nr_tokens <= 2)
 		return one;
@@ -82,7 +96,8 @@ static inline struct gpu_launch ll_rule_dispatch(uint32_t nr_tokens, uint32_t nr
 		return few;
 	if (nr_ranks <= 2 && nr_tokens > 64)
 		return (struct gpu_launch){132, 16,
-			ll_rule_two_senders(nr_tokens, row, quantised, by_source), 0, 0, 0, 0};
+			ll_rule_two_senders(nr_tokens, row, quantised, by_source), 0, 0,
+			LL_ALL_PLANS, 0, 0};
 	if (nr_ranks <= 2)
 		return some;
 	return nr_tokens <= 32 ? some : nr_tokens <= 64 ? more : ll_rule_large(row) ? large : many;
@@ -92,11 +107,11 @@ static inline struct gpu_launch ll_rule_dispatch(uint32_t nr_tokens, uint32_t nr
  * ranks' tokens and of this rank's, or some have two, one after the other; and few blocks. */
 static inline struct gpu_launch ll_rule_whole(uint32_t nr_segments, uint32_t nr_ranks)
 {
-	static const struct gpu_launch one = {24, 8, 8, 0, 1, 0, 0},
-				       little = {24, 16, 16, 0, 1, 0, 0},
-				       few = {64, 16, 16, 0, 1, 0, 0},
-				       some = {96, 16, 16, 0, 1, 0, 0},
-				       all = {132, 16, 16, 0, 1, 0, 0};
+	static const struct gpu_launch one = {24, 8, 8, 0, 1, LL_ALL_PLANS, 0, 0},
+				       little = {24, 16, 16, 0, 1, LL_ALL_PLANS, 0, 0},
+				       few = {64, 16, 16, 0, 1, LL_ALL_PLANS, 0, 0},
+				       some = {96, 16, 16, 0, 1, LL_ALL_PLANS, 0, 0},
+				       all = {132, 16, 16, 0, 1, LL_ALL_PLANS, 0, 0};
 
 	if (nr_segments <= (nr_ranks <= 2 ? 192 : 128))
 		return one;
@@ -111,13 +126,14 @@ static inline struct gpu_launch ll_rule_whole(uint32_t nr_segments, uint32_t nr_
 static inline struct gpu_launch ll_rule_combine(uint32_t nr_tokens, uint32_t nr_ranks,
 	const struct row_geometry *result, int summed, int whole)
 {
-	static const struct gpu_launch one = {64, 16, 4, 0, 0, 0, 0}, few = {96, 16, 8, 0, 0, 0, 0},
-				       some = {132, 16, 8, 0, 0, 0, 0},
-				       many = {132, 16, 9, 0, 0, 0, 0},
-				       small = {112, 16, 10, 0, 0, 0, 0},
-				       two_small = {132, 16, 10, 0, 0, 0, 0},
-				       two_large = {132, 16, 7, 0, 1, 0, 0},
-				       two_whole_rows = {132, 16, 9, 0, 0, 0, 0};
+	static const struct gpu_launch one = {64, 16, 4, 0, 0, LL_ALL_PLANS, 0, 0},
+				       few = {96, 16, 8, 0, 0, LL_ALL_PLANS, 0, 0},
+				       some = {132, 16, 8, 0, 0, LL_ALL_PLANS, 0, 0},
+				       many = {132, 16, 9, 0, 0, LL_ALL_PLANS, 0, 0},
+				       small = {112, 16, 10, 0, 0, LL_ALL_PLANS, 0, 0},
+				       two_small = {132, 16, 10, 0, 0, LL_ALL_PLANS, 0, 0},
+				       two_large = {132, 16, 7, 0, 1, LL_ALL_PLANS, 0, 0},
+				       two_whole_rows = {132, 16, 9, 0, 0, LL_ALL_PLANS, 0, 0};
 	bool short_of_links = (uint64_t)nr_tokens * result->row_bytes <= 2000000;
 
 	if (whole && (nr_ranks <= 2 ? short_of_links : nr_tokens * result->nr_segments <= 900))

@@ -44,12 +44,16 @@ static int force_handles(uint32_t *by_fd)
 	return rc;
 }
 
-/* Likewise TERN_FORCE_SLICES, as where a block had no room for all plans. */
-static int force_slices(const struct tern_moe_config *c, bool *sliced)
+/* Likewise TERN_FORCE_SLICES, as where a block had no room for all plans; 2: but for those of half
+ * as many tokens as can be. */
+static int force_slices(const struct tern_moe_config *c, struct device_layout *layout)
 {
-	int force = 0, rc = environment_number("TERN_FORCE_SLICES", 0, 1, &force);
+	int force = 0, rc = environment_number("TERN_FORCE_SLICES", 0, 2, &force);
 
-	*sliced = *sliced || (force && !c->gate_rows);
+	if (!force || c->gate_rows)
+		return rc;
+	layout->sliced = true;
+	layout->noted_tokens = force == 2 ? (c->max_tokens + 1) / 2 : 0;
 	return rc;
 }
 
@@ -174,7 +178,7 @@ static int make_window(tern_moe *moe, const struct device_card *cards, struct de
 	rc = rc ? rc
 		: device_layout_init(&d->layout, &moe->config, &moe->layout, d->format,
 			  moe->topology.nr_nodes > 1, block_bytes);
-	rc = rc ? rc : force_slices(&moe->config, &d->layout.sliced);
+	rc = rc ? rc : force_slices(&moe->config, &d->layout);
 	rc = rc ? rc : create_window(moe, cards);
 	memcpy(mine->handle, d->window[0].handle, sizeof(mine->handle));
 	mine->address = (uintptr_t)d->window[0].base;

@@ -116,6 +116,21 @@ static int check_numbers(
 		c->max_tokens, c->topk, l->nr_ranks, of_row, of_result, c->alignment);
 }
 
+/* What a block notes of few tokens lies beside what it notes of a slice. */
+static void lay_out_slices(struct device_layout *d, const struct tern_moe_config *c,
+	const struct layout *l, bool internode)
+{
+	uint32_t few = SLICES_FROM / l->nr_ranks;
+	uint64_t bytes =
+		either_bytes(d->format, l->nr_ranks, l->max_local, few, c->max_tokens, c->topk);
+
+	d->shared_bytes = slices_bytes(d->format, l->nr_ranks, l->max_local, c->topk);
+	if (internode || bytes > d->block_bytes)
+		return;
+	d->noted_tokens = few;
+	d->shared_bytes = bytes;
+}
+
 static int lay_out_low_latency(struct device_layout *d, const struct tern_moe_config *c,
 	const struct layout *l, bool internode)
 {
@@ -127,7 +142,7 @@ static int lay_out_low_latency(struct device_layout *d, const struct tern_moe_co
 					   : 0);
 	d->sliced = d->shared_bytes > d->block_bytes;
 	if (d->sliced)
-		d->shared_bytes = slices_bytes(d->format, l->nr_ranks, l->max_local, c->topk);
+		lay_out_slices(d, c, l, internode);
 	if (c->max_tokens > LL_MOST_TOKENS)
 		return fail(TERN_ERR_UNSUPPORTED,
 			"%u tokens; a GPU takes %u in low-latency mode, and more in "
@@ -151,9 +166,8 @@ static int lay_out_low_latency(struct device_layout *d, const struct tern_moe_co
 	d->row_wire_bytes =
 		ll_head_wire_bytes(d->format, c->topk) + gpu_wire_bytes(d->format, scaled, &d->row);
 	d->result_wire_bytes = gpu_wire_bytes(d->format, 0, &d->result);
-	d->window =
-		ll_window_of(d->format, &d->row, &d->result, l->nr_ranks, c->max_tokens, c->topk,
-			c->reduce == TERN_REDUCE_HOME);
+	d->window = ll_window_of(d->format, &d->row, &d->result, l->nr_ranks, c->max_tokens,
+		c->topk, c->reduce == TERN_REDUCE_HOME);
 	d->slot_window_bytes = align_up(d->window.bytes, 256);
 	return 0;
 }

@@ -33,7 +33,8 @@ struct device_layout {
 	uint32_t block_bytes;  /* shared memory that a block may have, on the device that has least
 				*/
 	uint64_t shared_bytes; /* that a receiving block takes at most */
-	bool sliced; /* low latency: it has no room for all plans, and always receives slices */
+	bool sliced;           /* low latency: it has no room for all plans, and receives slices */
+	uint32_t noted_tokens; /* where sliced: but for so many tokens of each rank it has room */
 	uint64_t row_wire_bytes, result_wire_bytes; /* that are stored for another rank: of a row,
 						       its head included, and of a result */
 };

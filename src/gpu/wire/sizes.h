@@ -48,6 +48,13 @@ HOST_DEVICE uint64_t positions_bytes(enum gpu_format format, uint32_t nr_ranks, 
 	       2ull * nr_ranks * positions_ids(format, max_tokens * topk);
 }
 
+/* Tokens of a source for which there is room where whole pieces of a plan of `tokens` are noted. */
+HOST_DEVICE uint32_t positions_room(
+	enum gpu_format format, uint32_t tokens, uint32_t topk, uint32_t max_tokens)
+{
+	return gpu_least(gpu_ceil(positions_ids(format, tokens * topk), topk), max_tokens);
+}
+
 /* And with gates between nodes: which of a source's tokens go to the first groups of experts. */
 #define POSITIONS_GROUPS 3u
 HOST_DEVICE uint64_t positions_groups_bytes(uint32_t nr_ranks, uint32_t max_tokens)
@@ -91,10 +98,25 @@ HOST_DEVICE uint64_t slices_bytes(
 	uint32_t ids = positions_ids(format, SLICE_TOKENS * topk) +
 		       4 * 7 * ll_lane_ids(format); /* it begins within a piece */
 
-	return 16 +
-	       4ull * ((nr_local + 1) * (SLICE_WORDS + 2) + 1 + nr_local + 2 * 16 + 2 * nr_ranks +
-			      1 + 2) +
-	       slice_pieces(nr_local) * SLICE_COLUMNS + 2ull * ids;
+	uint64_t bytes = 16 +
+			 4ull * ((nr_local + 1) * (SLICE_WORDS + 2) + 1 + nr_local + 2 * 16 +
+					2 * nr_ranks + 1 + 2) +
+			 slice_pieces(nr_local) * SLICE_COLUMNS + 2ull * ids;
+
+	return (bytes + 15) / 16 * 16;
 }
+
+/* Of one that receives either so, or notes all plans of up to `few` tokens a rank, behind it. */
+HOST_DEVICE uint64_t either_bytes(enum gpu_format format, uint32_t nr_ranks, uint32_t nr_local,
+	uint32_t few, uint32_t max_tokens, uint32_t topk)
+{
+	return slices_bytes(format, nr_ranks, nr_local, topk) +
+	       positions_bytes(format, nr_ranks, nr_local,
+		       positions_room(format, few, topk, max_tokens), topk);
+}
+
+/* With so many tokens of all ranks or fewer each block notes all plans; with more, noting takes it
+ * longer than to hear from other blocks: so it was between two ranks. */
+#define SLICES_FROM 768u
 
 #endif

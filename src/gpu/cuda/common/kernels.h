@@ -125,9 +125,13 @@ struct gpu_dispatch {
 	uint32_t padded, by_source;
 	uint64_t capacity;
 	struct gpu_divisor by_alignment;
-	struct gpu_divisor by_slices; /* a sliced dispatch sends its tokens in turns of so many */
+	struct gpu_divisor by_slices; /* with slices tokens leave in turns of so many */
 	uint32_t slice_tokens;
-	uint32_t helps;              /* sliced: who has sent receives too */
+	uint32_t noted_tokens; /* likewise: where no rank has more, blocks note all plans; 0: they
+				* note slices always */
+	uint32_t helps;        /* with slices: who has sent receives too */
+	uint32_t keeps; /* likewise, both roles: rows for this rank are taken from x, and pass
+			 * through no window */
 	struct gpu_divisor by_share; /* how many warps share a segment's destinations, 1 to R */
 	uint8_t *out_x;
 	uint8_t *out_scales;

@@ -4,26 +4,27 @@
 #include "gpu/cuda/ll/dispatch_sliced.cuh"
 #include "gpu/cuda/ll/launch.cuh"
 
-template <int FORMAT, int X, int ND> static ll_kernel<struct gpu_dispatch> kernel(bool sliced)
+template <int FORMAT, int X, int ND>
+static ll_kernel<struct gpu_dispatch> kernel(enum ll_notes notes)
 {
-	return sliced ? tern::dispatch_ll_sliced<FORMAT, X, ND, GPU_ANY, true>
-		      : tern::dispatch_ll<FORMAT, X, ND, GPU_ANY, true>;
+	return notes ? tern::dispatch_ll_sliced<FORMAT, X, ND, GPU_ANY, true>
+		     : tern::dispatch_ll<FORMAT, X, ND, GPU_ANY, true>;
 }
 
 template <int FORMAT, int COPIED>
-static ll_kernel<struct gpu_dispatch> choose(enum gpu_x kind, bool sliced)
+static ll_kernel<struct gpu_dispatch> choose(enum gpu_x kind, enum ll_notes notes)
 {
 	switch (kind) {
 	case GPU_X_COPY:
-		return kernel<FORMAT, GPU_X_COPY, COPIED>(sliced);
+		return kernel<FORMAT, GPU_X_COPY, COPIED>(notes);
 	case GPU_X_GIVEN:
-		return kernel<FORMAT, GPU_X_GIVEN, 2>(sliced);
+		return kernel<FORMAT, GPU_X_GIVEN, 2>(notes);
 	case GPU_X_BF16:
-		return kernel<FORMAT, GPU_X_BF16, 2>(sliced);
+		return kernel<FORMAT, GPU_X_BF16, 2>(notes);
 	case GPU_X_FP16:
-		return kernel<FORMAT, GPU_X_FP16, 2>(sliced);
+		return kernel<FORMAT, GPU_X_FP16, 2>(notes);
 	case GPU_X_FP32:
-		return kernel<FORMAT, GPU_X_FP32, 2>(sliced);
+		return kernel<FORMAT, GPU_X_FP32, 2>(notes);
 	}
 	return NULL;
 }
@@ -43,15 +44,16 @@ static ll_kernel<struct gpu_dispatch> choose_gated(const struct gpu_dispatch *d)
 					: NULL;
 }
 
-ll_kernel<struct gpu_dispatch> internode_dispatch_kernel(const struct gpu_dispatch *d, bool sliced)
+ll_kernel<struct gpu_dispatch> internode_dispatch_kernel(
+	const struct gpu_dispatch *d, enum ll_notes notes)
 {
 	uint32_t nr_vectors = d->exchange.row.nr_vectors;
 	bool lines = d->exchange.format == GPU_FLAG128;
 
 	if (d->gate.row_bits)
-		return sliced ? NULL : choose_gated(d);
+		return notes ? NULL : choose_gated(d);
 	if (nr_vectors != (lines || d->kind != GPU_X_COPY ? 2 : 3))
 		return NULL;
-	return lines ? choose<GPU_FLAG128, 2>(d->kind, sliced)
-		     : choose<GPU_FLAG16, 3>(d->kind, sliced);
+	return lines ? choose<GPU_FLAG128, 2>(d->kind, notes)
+		     : choose<GPU_FLAG16, 3>(d->kind, notes);
 }

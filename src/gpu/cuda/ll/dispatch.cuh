@@ -19,9 +19,10 @@
 #include "gpu/cuda/ll/receive_groups.cuh"
 
 /* failed: an earlier kernel has, or this one elsewhere, which some warps of a block may have seen
- * and others not: they leave together. */
+ * and others not: they leave together. False: nothing is received yet, as some rank has more tokens
+ * than are noted. */
 template <int FORMAT, int X, int ND, int CASE, bool FAR, bool GATED>
-static __device__ __forceinline__ void receive_all(const struct gpu_dispatch *d,
+static __device__ __forceinline__ bool receive_all(const struct gpu_dispatch *d,
 	struct positions *p, uint4 state, uint32_t warp, uint32_t nr_warps, uint32_t gate_round)
 {
 	const struct gpu_exchange *e = &d->exchange;
@@ -38,7 +39,7 @@ static __device__ __forceinline__ void receive_all(const struct gpu_dispatch *d,
 	for (uint32_t i = first; i == first || i < nr_shares; i += nr_warps * gridDim.x) {
 		segment<FORMAT, x_kind<X>::SCALED, ND> s;
 		struct share a = share_of<CASE, FAR>(d, own, i);
-		bool there = a.token < e->max_tokens,
+		bool there = a.token < p->tokens,
 		     places = i == first && places_rows<CASE>(d, warp, nr_warps);
 		struct found f = {};
 
@@ -47,7 +48,9 @@ static __device__ __forceinline__ void receive_all(const struct gpu_dispatch *d,
 			if (warp == 0)
 				trace_mark(e, 4);
 			if (*p->failed)
-				return;
+				return true;
+			if (*p->most_tokens > p->tokens)
+				return false;
 		}
 		if (there)
 			find_far_row<FAR>(d, p, &a);
@@ -63,7 +66,7 @@ static __device__ __forceinline__ void receive_all(const struct gpu_dispatch *d,
 			f = find_row<CASE>(d, p, a);
 		if (f.here && i < nr_shares &&
 			!receive_part<FORMAT, X, ND, CASE, GATED>(d, p, epoch, a, f, s, &stored))
-			return;
+			return true;
 	}
 	if constexpr (GATED)
 		gate_count_rows(&d->gate, &stored);
@@ -72,6 +75,7 @@ static __device__ __forceinline__ void receive_all(const struct gpu_dispatch *d,
 		e->state->epoch_combine = epoch;
 		counters_round(e);
 	}
+	return true;
 }
 
 namespace tern
@@ -95,15 +99,15 @@ static __global__ void __launch_bounds__(512, 1)
 						 */
 
 	if (warp < send_warps) {
-		send_and_ring<FORMAT, X, ND, CASE, FAR, false, FAR && GATED>(
+		send_and_ring<FORMAT, X, ND, CASE, FAR, false, false, FAR && GATED>(
 			&d, state, warp, send_warps);
 	} else if constexpr (FAR && GATED) {
-		struct positions p = positions_in<FORMAT, true>(shared, e);
+		struct positions p = positions_in<FORMAT, true>(shared, e, e->max_tokens);
 
 		receive_by_group<FORMAT, X, ND>(
 			&d, &p, state, warp - send_warps, nr_warps - send_warps, gate_round);
 	} else {
-		struct positions p = positions_in<FORMAT>(shared, e);
+		struct positions p = positions_in<FORMAT>(shared, e, e->max_tokens);
 
 		receive_all<FORMAT, X, ND, CASE, FAR, GATED>(
 			&d, &p, state, warp - send_warps, nr_warps - send_warps, gate_round);

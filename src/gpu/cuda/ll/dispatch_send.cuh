@@ -53,9 +53,18 @@ static __device__ __forceinline__ bool find_number_of(const struct gpu_exchange 
 	return find_number<true>(e, epoch, rank, token, nr_tokens, number);
 }
 
+/* KEPT: rows for this rank may stay. */
+template <bool KEPT, int CASE>
+static __device__ __forceinline__ uint32_t leave(
+	const struct gpu_dispatch *d, uint32_t destinations, uint32_t rank)
+{
+	return KEPT && d->keeps ? destinations_away<CASE>(&d->exchange, destinations, rank)
+				: destinations;
+}
+
 /* The head is a piece of work of its own; with it goes what the combine has to know at home. False:
  * who numbers rows did not. */
-template <int FORMAT, int CASE, bool FAR, bool GROUPED>
+template <int FORMAT, int CASE, bool FAR, bool KEPT, bool GROUPED>
 static __device__ __forceinline__ bool send_head(
 	const struct gpu_dispatch *d, uint4 state, uint32_t callers, uint32_t token)
 {
@@ -74,7 +83,7 @@ static __device__ __forceinline__ bool send_head(
 			   e, epoch, rank, token, tokens_to_send(d, state, callers), &number))
 		return false;
 	via = rank;
-	sent = send_via<FAR>(e, to_all, &via);
+	sent = send_via<FAR>(e, leave<KEPT, CASE>(d, to_all, rank), &via);
 	for (uint32_t left = mine ? sent : 0; left; left &= left - 1) {
 		uint32_t to = first_destination<CASE>(left, via);
 		uint64_t row = place_of_row<FAR>(e, token, number.row, __ffs(left) - 1);
@@ -110,7 +119,7 @@ static __device__ __forceinline__ uint32_t share_of_destination(
 	return number - gpu_div(number, d->by_share) * d->by_share.d;
 }
 
-template <int FORMAT, int X, int ND, int CASE, bool FAR, bool GROUPED>
+template <int FORMAT, int X, int ND, int CASE, bool FAR, bool KEPT, bool GROUPED>
 static __device__ __forceinline__ bool send_segment(const struct gpu_dispatch *d, uint32_t epoch,
 	uint32_t nr_tokens, uint32_t token, uint32_t which, uint32_t share,
 	const raw_segment<X, ND> &raw)
@@ -126,6 +135,7 @@ static __device__ __forceinline__ bool send_segment(const struct gpu_dispatch *d
 		return false;
 	make_segment<X, ND>(d, raw, s);
 	segment_pack(s, epoch);
+	left = leave<KEPT, CASE>(d, left, rank);
 	for (left = send_via<FAR>(e, left, &rank); left; left &= left - 1) {
 		uint32_t to = first_destination<CASE>(left, rank);
 		uint64_t row = place_of_row<FAR>(e, token, number.row, __ffs(left) - 1);
@@ -150,7 +160,7 @@ static __device__ __forceinline__ uint32_t token_in_turn(const struct gpu_dispat
 /* Plans by the last warps, rows by all. The first loads do not wait to hear how many tokens there
  * are, or which round it is: the caller's buffers hold nr_tokens. False: rows for other nodes have
  * no numbers. */
-template <int FORMAT, int X, int ND, int CASE, bool FAR, bool SLICED, bool GROUPED>
+template <int FORMAT, int X, int ND, int CASE, bool FAR, bool SLICED, bool KEPT, bool GROUPED>
 static __device__ __forceinline__ bool send_all(
 	const struct gpu_dispatch *d, uint4 state, uint32_t warp, uint32_t nr_warps)
 {
@@ -180,7 +190,8 @@ static __device__ __forceinline__ bool send_all(
 			break;
 		if (which == e->row.nr_segments) {
 			if (i == part * d->by_share.d &&
-				!send_head<FORMAT, CASE, FAR, GROUPED>(d, state, callers, token))
+				!send_head<FORMAT, CASE, FAR, KEPT, GROUPED>(
+					d, state, callers, token))
 				return false;
 			continue;
 		}
@@ -192,7 +203,7 @@ static __device__ __forceinline__ bool send_all(
 				continue;
 			break;
 		}
-		if (!send_segment<FORMAT, X, ND, CASE, FAR, GROUPED>(d, epoch,
+		if (!send_segment<FORMAT, X, ND, CASE, FAR, KEPT, GROUPED>(d, epoch,
 			    tokens_to_send(d, state, callers), token, which,
 			    i - part * d->by_share.d, raw))
 			return false;
@@ -206,7 +217,8 @@ static __device__ __forceinline__ bool send_all(
 
 /* A block's sending warps, 0 to send_warps - 1; then what leaves for other nodes is rung. False:
  * this one's part in the round is over. */
-template <int FORMAT, int X, int ND, int CASE, bool FAR, bool SLICED, bool GROUPED = false>
+template <int FORMAT, int X, int ND, int CASE, bool FAR, bool SLICED, bool KEPT = false,
+	bool GROUPED = false>
 static __device__ __forceinline__ bool send_and_ring(
 	const struct gpu_dispatch *d, uint4 &state, uint32_t warp, uint32_t send_warps)
 {
@@ -215,7 +227,7 @@ static __device__ __forceinline__ bool send_and_ring(
 	if (FAR && has_failed_before(e, state.w, state.x))
 		return false;
 	state.w = FAR ? 0 : state.w;
-	if (!send_all<FORMAT, X, ND, CASE, FAR, SLICED, GROUPED>(
+	if (!send_all<FORMAT, X, ND, CASE, FAR, SLICED, KEPT, GROUPED>(
 		    d, state, warp * gridDim.x + blockIdx.x, send_warps * gridDim.x))
 		return false;
 	if (FAR && internode_last(e, send_warps * gridDim.x)) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Low-latency dispatch of many rows: blocks receive slices (slices.cuh), each the rows whose routes
- * it has noted itself. What is sent is the same as in dispatch.cuh, so each rank chooses for
+ * it has noted itself. Of few, in an exchange that could have many: as in dispatch.cuh, where no
+ * rank has more. What is sent is the same as in dispatch.cuh, so each rank chooses for
  * itself; only the order in which tokens leave is another. */
 #ifndef TERN_GPU_CUDA_LL_DISPATCH_SLICED_CUH
 #define TERN_GPU_CUDA_LL_DISPATCH_SLICED_CUH
@@ -154,6 +155,59 @@ static __device__ __forceinline__ bool receive_slice(const struct gpu_dispatch *
 	return true;
 }
 
+template <int X, int ND>
+static __device__ __forceinline__ void load_own_part(const struct gpu_dispatch *d,
+	const struct slice *slice, uint32_t i, uint32_t nr, raw_segment<X, ND> &raw)
+{
+	uint32_t row = gpu_div(i, d->exchange.by_row_parts);
+
+	if (i < nr)
+		load_raw(d, slice->first + row, i - row * d->exchange.by_row_parts.d, raw);
+}
+
+/* Lane k's of a token of this rank. */
+static __device__ __forceinline__ uint32_t own_weight(const struct gpu_dispatch *d, uint32_t token)
+{
+	if (!d->topk_weights || lane_id() >= d->exchange.topk)
+		return __float_as_uint(1.0f);
+	return __float_as_uint(d->topk_weights[token * d->exchange.topk + lane_id()]);
+}
+
+/* Rows of this rank's own slice, from where the caller has them to their places: no window sees
+ * them. */
+template <int FORMAT, int X, int ND, int CASE>
+static __device__ __forceinline__ void take_own_slice(const struct gpu_dispatch *d,
+	const struct slices *s, const struct slice *slice, struct parts *p)
+{
+	const struct gpu_exchange *e = &d->exchange;
+	raw_segment<X, ND> raw, after;
+
+	load_own_part(d, slice, p->i, p->nr, raw);
+#pragma unroll 1
+	while (p->i < p->nr) {
+		struct share a = share_in_slice<CASE, false>(e, s, slice, p->i);
+		struct placed f = place_in_slice<FORMAT, CASE>(d, s, slice, a);
+		bool here = __any_sync(ALL_LANES, f.local != UINT32_MAX);
+
+		p->i = next_part(p);
+		load_own_part(d, slice, p->i, p->nr, after);
+		if (here && a.which == e->row.nr_segments) {
+			note_row<CASE, false>(d, a, f, own_weight(d, a.token));
+		} else if (here) {
+			constexpr bool SCALED = x_kind<X>::SCALED;
+			struct extent x = segment_extent(&e->row, a.which);
+			uint32_t scales_at = SCALED ? number_of_scales(d, f) : 0;
+			struct row_targets targets =
+				find_targets<SCALED, ND>(d, x, f.position, scales_at);
+			segment<FORMAT, SCALED, ND> pieces;
+
+			make_segment<X, ND>(d, raw, pieces);
+			store_rows(d, pieces, x, targets, f.position, scales_at);
+		}
+		raw = after;
+	}
+}
+
 /* All of this block's slices are noted and told before the first is received, since others wait for
  * what they tell. False: some plan did not come, or was none. */
 template <int FORMAT, int CASE, bool FAR>
@@ -267,7 +321,7 @@ static __device__ __forceinline__ bool may_help(
 
 /* warp: of those that receive from the start, nr_warps in all; helps: it has sent before. Receiving
  * warps of a block leave together, or when none is waited for any more. */
-template <int FORMAT, int X, int ND, int CASE, bool FAR>
+template <int FORMAT, int X, int ND, int CASE, bool FAR, bool KEPT>
 static __device__ __forceinline__ void receive_slices(const struct gpu_dispatch *d,
 	const struct slices *s, uint4 state, bool helps, uint32_t warp, uint32_t nr_warps)
 {
@@ -301,8 +355,11 @@ static __device__ __forceinline__ void receive_slices(const struct gpu_dispatch 
 		p.nr = (slice.end - slice.first) * e->by_row_parts.d;
 		if (thread == 0 && !helps)
 			tell_source<CASE>(d, s, &slice);
-		if (!receive_slice<FORMAT, X, ND, CASE, FAR>(d, s, &slice, epoch, &p, pieces) &&
-			lane_id() == 0)
+		if (KEPT && d->keeps && slice.source == e->rank)
+			take_own_slice<FORMAT, X, ND, CASE>(d, s, &slice, &p);
+		else if (!receive_slice<FORMAT, X, ND, CASE, FAR>(
+				 d, s, &slice, epoch, &p, pieces) &&
+			 lane_id() == 0)
 			atomicOr(s->failed, 1u);
 		if (slice.number + 1 == own.end)
 			break;
@@ -318,12 +375,35 @@ static __device__ __forceinline__ void receive_slices(const struct gpu_dispatch 
 	}
 }
 
+/* Few tokens, as far as this rank knows: all plans are noted, as where there is room for any.
+ * False: some rank has more. By all receiving warps. */
+template <int FORMAT, int X, int ND, int CASE>
+static __device__ __forceinline__ bool receive_few(const struct gpu_dispatch *d, uint32_t *shared,
+	uint4 state, uint32_t warp, uint32_t nr_warps)
+{
+	const struct gpu_exchange *e = &d->exchange;
+	const enum gpu_format format = (enum gpu_format)FORMAT;
+	struct positions p;
+
+	if (own_tokens(d, state) > d->noted_tokens)
+		return false;
+	p = positions_in<FORMAT>(
+		shared + slices_bytes(format, e->nr_ranks, e->nr_local, e->topk) / 4, e,
+		positions_room(format, d->noted_tokens, e->topk, e->max_tokens));
+	p.tokens = d->noted_tokens;
+	return receive_all<FORMAT, X, ND, CASE, false, false>(d, &p, state, warp, nr_warps, 0);
+}
+
 namespace tern
 {
-template <int FORMAT, int X, int ND, int CASE = GPU_ANY, bool FAR = false>
+/* EITHER: where no rank has many tokens, all plans are noted; who sends cannot know whether they
+ * are, so own rows go through the window. So do those that are quantised, or they would be twice.
+ */
+template <int FORMAT, int X, int ND, int CASE = GPU_ANY, bool FAR = false, bool EITHER = false>
 static __global__ void __launch_bounds__(512, 1)
 	dispatch_ll_sliced(const __grid_constant__ struct gpu_dispatch d, uint32_t send_warps)
 {
+	constexpr bool KEPT = CASE == GPU_PLACED && !EITHER && x_kind<X>::LOADS == 1;
 	BLOCK_MEMORY(shared);
 	const struct gpu_exchange *e = &d.exchange;
 	uint32_t warp = threadIdx.x / LANES, nr_warps = blockDim.x / LANES;
@@ -341,10 +421,14 @@ static __global__ void __launch_bounds__(512, 1)
 						 */
 
 	if (warp < send_warps &&
-		!send_and_ring<FORMAT, X, ND, CASE, FAR, true>(&d, state, warp, send_warps))
+		!send_and_ring<FORMAT, X, ND, CASE, FAR, true, KEPT>(&d, state, warp, send_warps))
+		return;
+	if (EITHER && warp >= send_warps &&
+		receive_few<FORMAT, X, ND, CASE>(
+			&d, shared, state, warp - send_warps, nr_warps - send_warps))
 		return;
 	if (send_warps < nr_warps && (warp >= send_warps || d.helps))
-		receive_slices<FORMAT, X, ND, CASE, FAR>(
+		receive_slices<FORMAT, X, ND, CASE, FAR, KEPT>(
 			&d, &s, state, warp < send_warps, warp - send_warps, nr_warps - send_warps);
 }
 } // namespace tern

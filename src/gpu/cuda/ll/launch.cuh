@@ -12,7 +12,8 @@
 template <typename Args> using ll_kernel = void (*)(const Args, uint32_t);
 
 /* Where some ranks are on other nodes. */
-ll_kernel<struct gpu_dispatch> internode_dispatch_kernel(const struct gpu_dispatch *d, bool sliced);
+ll_kernel<struct gpu_dispatch> internode_dispatch_kernel(
+	const struct gpu_dispatch *d, enum ll_notes notes);
 ll_kernel<struct gpu_combine> internode_combine_kernel(const struct gpu_combine *c);
 
 /* More than 48 KiB are given only to who asks. */
@@ -26,7 +27,7 @@ static inline uint32_t send_warps(uint32_t roles, const struct gpu_launch *launc
 	return roles == GPU_SEND ? launch->nr_warps : roles == GPU_RECEIVE ? 0 : launch->send_warps;
 }
 
-static inline uint32_t dispatch_shared_bytes(const struct gpu_dispatch *d, bool sliced)
+static inline uint32_t dispatch_shared_bytes(const struct gpu_dispatch *d, enum ll_notes notes)
 {
 	const struct gpu_exchange *e = &d->exchange;
 	uint64_t groups = e->internode && d->gate.row_bits
@@ -35,10 +36,14 @@ static inline uint32_t dispatch_shared_bytes(const struct gpu_dispatch *d, bool 
 
 	if (!(d->roles & GPU_RECEIVE))
 		return 0;
-	return (uint32_t)(sliced ? slices_bytes(e->format, e->nr_ranks, e->nr_local, e->topk)
-				 : positions_bytes(e->format, e->nr_ranks, e->nr_local,
-					   e->max_tokens, e->topk) +
-					   groups);
+	if (notes == LL_SLICES)
+		return (uint32_t)slices_bytes(e->format, e->nr_ranks, e->nr_local, e->topk);
+	if (notes == LL_EITHER)
+		return (uint32_t)either_bytes(e->format, e->nr_ranks, e->nr_local, d->noted_tokens,
+			e->max_tokens, e->topk);
+	return (uint32_t)(positions_bytes(
+				  e->format, e->nr_ranks, e->nr_local, e->max_tokens, e->topk) +
+			  groups);
 }
 
 /* kernel: NULL is refused; most_blocks has been asked about others. whole: it is one whose warps

@@ -12,6 +12,7 @@
 /* Rows of bits have room for as many tokens as there can be; a round clears and reads the words of
  * those that have come. */
 struct positions {
+	uint32_t tokens;   /* of a source, at most */
 	uint32_t stride;   /* from one row of bits to the next, of words of 32 tokens each */
 	uint32_t words;    /* of each row that this round uses; the others are undefined */
 	uint32_t *bits;    /* [R][L][stride] tokens of a source that go to a local expert */
@@ -32,11 +33,12 @@ struct positions {
 /* GROUPED: internode/groups.cuh. */
 template <int FORMAT, bool GROUPED = false>
 __device__ __forceinline__ struct positions positions_in(
-	uint32_t *shared, const struct gpu_exchange *e)
+	uint32_t *shared, const struct gpu_exchange *e, uint32_t tokens)
 {
 	struct positions p;
 
-	p.stride = positions_stride(e->max_tokens);
+	p.tokens = tokens;
+	p.stride = positions_stride(tokens);
 	p.words = 0;
 	p.bits = shared;
 	p.present = p.bits + e->nr_ranks * e->nr_local * p.stride;
@@ -48,7 +50,7 @@ __device__ __forceinline__ struct positions positions_in(
 	p.sums = p.failed + 1;
 	p.nr_tokens = p.sums + 2 * GPU_MAX_WARPS;
 	p.ids = (uint16_t *)(p.nr_tokens + e->nr_ranks);
-	p.ids_stride = positions_ids((enum gpu_format)FORMAT, e->max_tokens * e->topk);
+	p.ids_stride = positions_ids((enum gpu_format)FORMAT, tokens * e->topk);
 	return p;
 }
 

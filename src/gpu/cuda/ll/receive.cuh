@@ -247,13 +247,32 @@ static __device__ __forceinline__ uint32_t gate_tile(const struct gpu_gate *g, s
 	return f.position == UINT32_MAX ? UINT32_MAX : tile_of(g, f.local, f.position - f.first);
 }
 
-/* For the combine, and for the caller: one piece of work with a row's head. */
+/* For the combine, and for the caller. weight: of lane k's route. */
+template <int CASE, bool GATED>
+static __device__ __forceinline__ void note_row(
+	const struct gpu_dispatch *d, struct share a, struct placed f, uint32_t weight)
+{
+	const struct gpu_exchange *e = &d->exchange;
+	uint32_t row = a.source * e->max_tokens + f.number;
+
+	if (lane_id() == 0)
+		e->row_tokens[row] = a.token;
+	if (lane_id() < e->topk)
+		e->row_routes[row * e->topk + lane_id()] = make_uint2(f.position, weight);
+	if constexpr (GATED)
+		if (lane_id() < e->topk)
+			d->gate.route_tiles[row * e->topk + lane_id()] = gate_tile(&d->gate, f);
+	if (lane_id() < e->topk && a.source == e->rank)
+		e->own_positions[a.token * e->topk + lane_id()] = f.position;
+	tell_row<CASE>(d, a, f.local, f.position, weight);
+}
+
+/* One piece of work with a row's head. */
 template <int FORMAT, int CASE, bool GATED>
 static __device__ __forceinline__ bool describe_row(
 	const struct gpu_dispatch *d, uint32_t epoch, struct share a, struct placed f, uint4 head)
 {
 	const struct gpu_exchange *e = &d->exchange;
-	uint32_t row = a.source * e->max_tokens + f.number, position = f.position, weight;
 	struct patience patience = {0, 0};
 
 	while (!__all_sync(
@@ -267,17 +286,7 @@ static __device__ __forceinline__ bool describe_row(
 				patience.start_ns);
 		return false;
 	}
-	weight = weight_of_head<FORMAT>(head);
-	if (lane_id() == 0)
-		e->row_tokens[row] = a.token;
-	if (lane_id() < e->topk)
-		e->row_routes[row * e->topk + lane_id()] = make_uint2(position, weight);
-	if constexpr (GATED)
-		if (lane_id() < e->topk)
-			d->gate.route_tiles[row * e->topk + lane_id()] = gate_tile(&d->gate, f);
-	if (lane_id() < e->topk && a.source == e->rank)
-		e->own_positions[a.token * e->topk + lane_id()] = position;
-	tell_row<CASE>(d, a, f.local, position, weight);
+	note_row<CASE, GATED>(d, a, f, weight_of_head<FORMAT>(head));
 	return true;
 }
 

@@ -256,8 +256,8 @@ __device__ __forceinline__ void take_fours(const struct gpu_exchange *e, const s
 
 /* By all receiving warps. What there is to do follows what has come, and not what could: first the
  * pieces that plans of own_tokens have, without waiting to hear how many the others have; then, if
- * some rank has more, the rest. FAR_WORD: which word of another node's rank says that its plan is
- * here. */
+ * some rank has more, the rest, unless it has too many. FAR_WORD: which word of another node's
+ * rank says that its plan is here. */
 template <int FORMAT, int CASE, bool FAR, uint32_t FAR_WORD = INTERNODE_WORD_OFFSET>
 __device__ __forceinline__ void take_plans(const struct gpu_exchange *e, struct positions *p,
 	uint32_t epoch, bool failed, uint32_t own_tokens, uint32_t warp, uint32_t nr_warps)
@@ -276,7 +276,7 @@ __device__ __forceinline__ void take_plans(const struct gpu_exchange *e, struct 
 					 GPU_WAIT_PLAN, failed, warp, nr_warps) ||
 				 failed;
 		take_fours<FORMAT, CASE, FAR>(e, p, epoch, !failed, first, end, warp, nr_warps);
-		if (*p->failed || *p->most_tokens <= tokens)
+		if (*p->failed || *p->most_tokens <= tokens || *p->most_tokens > p->tokens)
 			return;
 		first = end;
 		tokens = *p->most_tokens;
