@@ -335,7 +335,7 @@ enum tern_scale {
 /* TERN_AUTO chooses one of the two when the exchange is created, for all its rounds, from settings
  * that are the same on all ranks: high throughput where capacity is given; low latency where
  * caller_output or masks are; else by max_tokens, low latency up to 256 on CPUs, up to 2048 on
- * devices of two ranks, and up to 1024 on those of more. tern_moe_mode tells. */
+ * devices of up to four ranks, and up to 1024 on those of more. tern_moe_mode tells. */
 enum tern_mode {
 	TERN_AUTO = 0,
 	TERN_LOW_LATENCY = 1, /* send without asking: private regions for each source; memory R * T

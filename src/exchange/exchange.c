@@ -371,10 +371,11 @@ static int check_late_weights(const struct tern_moe_config *c)
 }
 
 /* From what is the same on all ranks. Up to so many tokens low latency's pair takes less, also for
- * the fewest tokens that a round can have: measured on 2 x H200 (docs/benchmarks.md). */
+ * the fewest tokens that a round can have: measured on 2 x H200 and 4 x H100 (docs/benchmarks.md).
+ */
 static enum tern_mode choose_mode(const struct tern_moe_config *c, uint32_t nr_ranks)
 {
-	uint32_t most = !c->device ? 256 : nr_ranks <= 2 ? 2048 : 1024;
+	uint32_t most = !c->device ? 256 : nr_ranks <= 4 ? 2048 : 1024;
 
 	if (c->mode != TERN_AUTO)
 		return c->mode;

@@ -188,7 +188,7 @@ static struct gpu_launch ll_launch(const struct device_exchange *x, const struct
 		ll_rule_dispatch(nr_tokens, nr_ranks, row, quantised, (int)d->by_source);
 
 	if (!x->internode && !d->gate.row_bits && ll_rule_sliced(nr_tokens, nr_ranks))
-		return ll_rule_slices(nr_tokens, row, d->kind != GPU_X_COPY, quantised);
+		return ll_rule_slices(nr_tokens, nr_ranks, row, d->kind != GPU_X_COPY, quantised);
 	if (d->noted_tokens && nr_tokens <= d->noted_tokens) {
 		launch.notes = LL_EITHER;
 	} else if (x->layout.sliced) {

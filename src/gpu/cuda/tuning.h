@@ -57,18 +57,21 @@ static inline bool ll_rule_sliced(uint32_t nr_tokens, uint32_t nr_ranks)
 	return (uint64_t)nr_tokens * nr_ranks > SLICES_FROM;
 }
 
-/* Rows that are quantised keep those that send busy, who then help the others. This rank's own rows
- * of many tokens are best taken from x, but not where they would be quantised twice. */
-static inline struct gpu_launch ll_rule_slices(
-	uint32_t nr_tokens, const struct row_geometry *row, int scaled, int quantised)
+/* Rows that are quantised keep those that send busy, who then help the others. Of two ranks, half
+ * of many tokens' rows are a rank's own: best taken from x, but not where they would be quantised
+ * twice.
+ */
+static inline struct gpu_launch ll_rule_slices(uint32_t nr_tokens, uint32_t nr_ranks,
+	const struct row_geometry *row, int scaled, int quantised)
 {
 	struct gpu_launch launch = {132, 16, 7, 0, 0, LL_SLICES, quantised != 0, 0};
+	bool large = ll_rule_large(row), busy = scaled && row->row_bytes > 4096;
 
-	if (!quantised && nr_tokens > 768) {
+	if (!quantised && nr_ranks <= 2 && nr_tokens > 768) {
 		launch.helps = launch.keeps = 1;
 		if (!scaled)
-			launch.send_warps = ll_rule_large(row) ? 10 : 9;
-	} else if (scaled && row->row_bytes > 4096 && nr_tokens <= 1024) {
+			launch.send_warps = large ? 10 : 9;
+	} else if (quantised || nr_ranks <= 2 ? busy && nr_tokens <= 1024 : busy || large) {
 		launch.send_warps = 6;
 	}
 	return launch;
