@@ -405,6 +405,7 @@ static void run_stranger(const struct network *n)
 	post_message(&w, 0, 1, "friend", 7);
 	event = take_event(&w, 1, EVENT_MESSAGE);
 	expect(event.peer == 0 && event.bytes == 7, "%u bytes from %u", event.bytes, event.peer);
+	free((void *)(uintptr_t)event.data);
 	world_close(&w);
 }
 
