@@ -57,11 +57,12 @@ judge() {
 	fi
 }
 
-# timed LOG BOUND COMMAND...: sets wall and cpu, in seconds. They go into the table of stages, too.
+# timed LOG BOUND COMMAND...: sets wall and cpu, in seconds. They go into the table of stages, too. Where $progress is set
+# the bound is one of silence.
 timed() {
 	local log=$1 bound=$2 from=$EPOCHREALTIME asleep rc
 	shift 2
-	"$WITHIN" "$bound" -o "$log.times" "$@" >"$log" 2>&1 </dev/null
+	"$WITHIN" "$bound" -o "$log.times" ${progress:+-p "$log"} "$@" >"$log" 2>&1 </dev/null
 	rc=$?
 	wall=0 cpu=0
 	read -r wall cpu asleep <"$log.times"
@@ -409,7 +410,7 @@ vm() {
 		outcome 0 0 1 vm "$why"
 		return
 	fi
-	test_now vm 900 env BUILD="$BUILD" scripts/vm.sh run -t 880 tests/vm/guest.sh check
+	progress=1 test_now vm 320 env BUILD="$BUILD" scripts/vm.sh run -t 300 tests/vm/guest.sh check
 }
 
 stage_vm() {

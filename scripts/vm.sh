@@ -3,7 +3,8 @@
 # A small virtual machine with an RDMA device: Debian's kernel, emulated, with Soft-RoCE (rdma_rxe). No rights over the host are needed, and none of its hardware.
 #
 #   scripts/vm.sh prepare                        fetch and unpack what it takes; exit code 77 and a reason where that cannot be had
-#   scripts/vm.sh run [-t SECONDS] COMMAND...    run a command in it; its output and exit code come out; 77 and a reason where it does not come up
+#   scripts/vm.sh run [-t SECONDS] COMMAND...    run a command in it; its output and exit code come out; 77 and a reason where it does not come up.
+#                                                SECONDS (120): of an idle host, without a word of it
 #
 # Inside, / is the host's, read only; /tmp, /run and /dev/shm are the guest's own, but for this tree, where it lies below
 # one of them. Its RDMA devices are rxe0 on the loopback, and rxe1 and rxe2 on the ends of a veth pair.
@@ -123,7 +124,7 @@ start() {
 	# without AVX2, as emulating that takes a quarter more time. How fast the clock's counter is the kernel is told: what
 	# it measures on a busy host is wrong by as much as four. Nor does its check of its timer say anything there, which
 	# counts ticks against turns of a loop.
-	"$WITHIN" "$1" -b 120 "$2/up" qemu-system-x86_64 -accel tcg,thread=multi -cpu SandyBridge,-x2apic,-tsc-deadline -smp 2 -m "${TERN_VM_MEMORY:-3G}" -M q35 -nodefaults \
+	"$WITHIN" "$1" -p "$2/output" -b 120 "$2/up" qemu-system-x86_64 -accel tcg,thread=multi -cpu SandyBridge,-x2apic,-tsc-deadline -smp 2 -m "${TERN_VM_MEMORY:-3G}" -M q35 -nodefaults \
 		-no-user-config -no-reboot -display none -serial "file:$2/console" -kernel "$CACHE/vmlinux" -initrd "$CACHE/initramfs.cpio" \
 		-append "console=ttyS0 panic=-1 mitigations=off no_timer_check $tsc tsc=reliable clocksource=tsc" -device isa-debug-exit,iobase=0xf4,iosize=0x04 \
 		-fsdev local,id=host,path=/,security_model=none,readonly=on,multidevs=remap -device virtio-9p-pci,fsdev=host,mount_tag=host \
@@ -156,7 +157,7 @@ run() {
 		echo "the emulated machine has not come up in $try attempts, so nothing was tested"
 		rc=77
 	elif [ $rc -eq 124 ]; then
-		echo "the virtual machine took longer than $seconds s of an idle host; its last words:"
+		echo "the virtual machine took $seconds s of an idle host without a word; its last words:"
 		tail -n 20 "$shared/console"
 	else
 		echo "the virtual machine ended (qemu's exit code is $rc) without a verdict; its last words:"
@@ -171,5 +172,5 @@ run() {
 case "${1:-}" in
 prepare) prepare ;;
 run) shift && run "$@" ;;
-*) sed -n '3,9s/^# \{0,1\}//p' "$0" ;;
+*) sed -n '3,10s/^# \{0,1\}//p' "$0" ;;
 esac

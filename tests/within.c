@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * within SECONDS [-o FILE] [-b SECONDS BEGUN] COMMAND...: runs a test, and ends it when it hangs.
+ * within SECONDS [-o FILE] [-p FILE] [-b SECONDS BEGUN] COMMAND...: runs a test, and ends it when
+ * it hangs.
  *
  * A clock on the wall would end right tests on a busy machine. What a busy machine takes from a
  * test is the time in which one of its threads could run and none does: that is not counted. What
@@ -12,7 +13,9 @@
  *
  * On a quiet machine the two are the time on the wall. When they are SECONDS, the command is ended,
  * and each process told with what it waits in. The exit code is the command's, 128 and the signal's
- * number, or 124 when it was ended. FILE gets "wall processor asleep", in seconds. When no file
+ * number, or 124 when it was ended. -o's FILE gets "wall processor asleep", in seconds. With -p
+ * SECONDS are counted anew whenever that FILE has grown: for long tests, where what runs in circles
+ * while it waits for others takes as long as they do on a busy machine. When no file
  * BEGUN is there after -b's seconds, likewise counted, the command is ended with 123.
  */
 #include <ctype.h>
@@ -25,6 +28,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -278,11 +282,26 @@ struct watch {
 	int command;
 	double limit_s, begin_s;
 	const char *begun; /* NULL: has begun, or is not asked for */
+	const char *grows; /* NULL: there is no such file */
+	off_t grown;
 	double asleep_s, running_s;
+	double since_s;            /* of both, when it last grew */
 	double cpu_s, ended_cpu_s; /* the second: of orphans and the command, which have ended */
 	int status;
 	struct family family;
 };
+
+static bool is_over(struct watch *w)
+{
+	double counted_s = w->asleep_s + w->running_s;
+	struct stat is;
+
+	if (w->grows && !stat(w->grows, &is) && is.st_size > w->grown) {
+		w->grown = is.st_size;
+		w->since_s = counted_s;
+	}
+	return counted_s - w->since_s > (w->begun ? w->begin_s : w->limit_s);
+}
 
 /* Looks until the command has ended, or has to: then true, once. */
 static bool watch(struct watch *w)
@@ -307,7 +326,7 @@ static bool watch(struct watch *w)
 			w->running_s += ran < passed ? ran : passed;
 		if (w->begun && !access(w->begun, F_OK))
 			w->begun = NULL;
-		if (told || w->asleep_s + w->running_s > (w->begun ? w->begin_s : w->limit_s))
+		if (told || is_over(w))
 			return true;
 	}
 }
@@ -317,8 +336,9 @@ static void end_all(struct watch *w)
 	if (!told) {
 		fprintf(stderr,
 			"within: ended after %.1f s asleep and %.1f s running, together more than "
-			"%g s\n",
-			w->asleep_s, w->running_s, w->begun ? w->begin_s : w->limit_s);
+			"%g s%s\n",
+			w->asleep_s, w->running_s, w->begun ? w->begin_s : w->limit_s,
+			w->grows ? " without progress" : "");
 		describe(&w->family);
 	}
 	signal_all(&w->family, told ? told : SIGTERM);
@@ -347,8 +367,8 @@ static void clear_away(struct watch *w)
 static int usage(void)
 {
 	fprintf(stderr,
-		"within SECONDS [-o FILE] [-b SECONDS BEGUN] COMMAND...: runs a test, and ends it "
-		"when it hangs\n");
+		"within SECONDS [-o FILE] [-p FILE] [-b SECONDS BEGUN] COMMAND...: runs a test, "
+		"and ends it when it hangs\n");
 	return 125;
 }
 
@@ -366,6 +386,10 @@ int main(int nr, char **args)
 	args += 2;
 	if (!strcmp(args[0], "-o") && args[1] && args[2]) {
 		times = args[1];
+		args += 2;
+	}
+	if (!strcmp(args[0], "-p") && args[1] && args[2]) {
+		w.grows = args[1];
 		args += 2;
 	}
 	if (!strcmp(args[0], "-b") && args[1] && args[2] && args[3]) {
