@@ -52,9 +52,12 @@ struct tern_layer_config {
 	const float *down_scales;    /* FP8: [L][ceil(H/128)][ceil(I/128)]; else NULL */
 	uint32_t beside_sms; /* tern_layer_run, of an exchange with gate_rows: the dispatch takes at
 				most so many SMs, and gate and up begin on the others with rows that
-				have come. 0: they begin when all have. The same bits either way.
-				When it pays: docs/layer.md */
+				have come. 0: where that pays, by nr_tokens and the weights' bytes
+				(docs/layer.md). TERN_BESIDE_NEVER: they begin when all have. The
+				same bits either way */
 };
+
+#define TERN_BESIDE_NEVER UINT32_MAX
 
 TERN_API void tern_layer_config_init_sized(struct tern_layer_config *config, size_t size);
 static inline void tern_layer_config_init(struct tern_layer_config *config)

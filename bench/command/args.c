@@ -19,6 +19,7 @@ static void set_defaults(struct bench_args *args, const char *program)
 		    */
 	args->job.input = INPUT_RANDOM;
 	args->iters = 20;
+	args->beside_sms = UINT32_MAX;
 	args->warmup = 5;
 	args->scale = TERN_SCALE_FP32;
 	value_presets(args, "deepseek-v3");
@@ -47,9 +48,9 @@ static int check_layer(struct bench_args *args)
 {
 	const struct tern_moe_config *config = &args->job.config;
 
-	if (!args->layer && (args->inner || args->share || args->beside_sms))
+	if (!args->layer && (args->inner || args->share || args->beside_sms != UINT32_MAX))
 		return args_wrong(args, "--inner, --share and --beside go with --layer");
-	if (args->beside_sms && !config->gate_rows)
+	if (args->beside_sms != UINT32_MAX && !config->gate_rows)
 		return args_wrong(args, "--beside needs --gates");
 	if (!args->layer)
 		return 0;

@@ -31,10 +31,11 @@ struct bench_args {
 	struct bench_shape shapes[ARGS_MAX_LIST];
 	struct int_list tokens, modes, dtypes, layouts, reduces, weights;
 	bool sweep;
-	bool layer;                             /* with the experts in it */
-	uint32_t inner;                         /* of these; 0: the preset's */
-	uint32_t share;                         /* of so many ranks one, alone; 0: all there are */
-	uint32_t beside_sms;                    /* of a dispatch beside gate and up; 0: none is */
+	bool layer;          /* with the experts in it */
+	uint32_t inner;      /* of these; 0: the preset's */
+	uint32_t share;      /* of so many ranks one, alone; 0: all there are */
+	uint32_t beside_sms; /* of a dispatch beside gate and up; 0: none is; UINT32_MAX: the
+				library's choice */
 	enum tern_dtype x_dtype, combine_dtype; /* 0: by the dispatch dtype */
 	enum tern_scale scale;                  /* of fp8 */
 	uint32_t payload_bytes;                 /* of bytes rows; 0: as bf16 */

@@ -358,7 +358,8 @@ const struct option_row bench_flags[] = {
 		.argument = "N",
 		NUMBER(beside_sms, 0, 1024),
 		.help = "of --layer with --gates: the dispatch takes at most N SMs of each GPU, "
-			"and gate and up begin beside it (default #: when it has ended)"},
+			"and gate and up begin beside it; 0: when it has ended (default: the "
+			"library's choice)"},
 	{.help = "Output"},
 	{.name = "json",
 		.argument = "FILE",

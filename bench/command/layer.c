@@ -106,7 +106,8 @@ static int make_layers(struct layer_bench *b, struct layer_run *run)
 	config.down = b->down;
 	config.gate_up_scales = b->gate_up_scales;
 	config.down_scales = b->down_scales;
-	config.beside_sms = b->args->beside_sms;
+	if (b->args->beside_sms != UINT32_MAX)
+		config.beside_sms = b->args->beside_sms ? b->args->beside_sms : TERN_BESIDE_NEVER;
 	rc = tern_layer_create(run->rounds.moe, &config, &run->swiglu);
 	config.activation = TERN_LINEAR_GATED;
 	return rc ? rc : tern_layer_create(run->rounds.moe, &config, &run->linear);

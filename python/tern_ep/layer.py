@@ -20,6 +20,7 @@ from .exchange import Exchange
 from .received import Received
 
 _BLOCK = 128
+BESIDE_NEVER = 2**32 - 1
 
 
 class Activation(enum.IntEnum):
@@ -61,7 +62,8 @@ class Layer:
 
     gate_up [L][2I][H] and down [L][H][I] of the exchange's dispatch_dtype, dense, where its rows are; with FP8 the scales of blocks of
     128 x 128 [L][2][ceil(I / 128)][ceil(H / 128)] (or [L][2 ceil(I / 128)][...]) and [L][ceil(H / 128)][ceil(I / 128)]. They are kept,
-    and read whenever the layer runs. beside_sms: with gate_rows, `run` begins beside the dispatch, which then takes at most so many SMs."""
+    and read whenever the layer runs. beside_sms: with gate_rows, `run` begins beside the dispatch, which then takes at
+    most so many SMs; 0: where that pays; BESIDE_NEVER: behind it."""
 
     def __init__(
         self,

@@ -64,9 +64,11 @@ struct exchange_ops {
 	void *(*layer_lend)(struct tern_layer *layer, uint32_t slot); /* its own rows of y */
 	int (*layer_experts)(struct tern_layer *layer, uint32_t slot,
 		const struct tern_received *received, void *y);
-	/* The dispatch, and the experts beside it, into its own rows of y. Where there are gates.
-	 */
-	int (*layer_beside)(struct tern_layer *layer, const struct tern_dispatch *dispatch);
+	/* Where there are gates: how many SMs a dispatch takes with experts beside it, 0: they are
+	 * better behind it; and both, into the layer's own rows of y. */
+	uint32_t (*layer_beside_sms)(const struct tern_layer *layer, uint32_t nr_tokens);
+	int (*layer_beside)(
+		struct tern_layer *layer, const struct tern_dispatch *dispatch, uint32_t nr_sms);
 
 	/* NULL: there are no streams. */
 	int (*set_stream)(tern_moe *moe, uint32_t slot, void *stream);

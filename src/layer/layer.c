@@ -66,7 +66,8 @@ static int check_config(const tern_moe *moe, const struct tern_layer_config *con
 	int rc = check_exchange(moe);
 
 	rc = rc ? rc : check_range("inner", config->inner, 1, MOST_INNER);
-	if (!rc && config->beside_sms && !moe->config.gate_rows)
+	if (!rc && config->beside_sms && config->beside_sms != TERN_BESIDE_NEVER &&
+		!moe->config.gate_rows)
 		rc = fail(TERN_ERR_INVALID,
 			"beside_sms is %u, and the exchange's gate_rows 0; who reads rows while "
 			"others come needs gates",
@@ -206,10 +207,12 @@ static int run_experts(tern_layer *layer, const struct tern_dispatch *dispatch)
 {
 	tern_moe *moe = layer->moe;
 	struct tern_received received = {.size = sizeof(received)};
+	uint32_t nr_sms =
+		moe->config.gate_rows ? moe->ops->layer_beside_sms(layer, dispatch->nr_tokens) : 0;
 	int rc;
 
-	if (layer->config.beside_sms)
-		return moe->ops->layer_beside(layer, dispatch);
+	if (nr_sms)
+		return moe->ops->layer_beside(layer, dispatch, nr_sms);
 	rc = tern_dispatch(moe, dispatch, &received);
 	return rc ? rc
 		  : tern_layer_experts(layer, dispatch->slot, &received,

@@ -339,6 +339,10 @@ static void refuses_settings(void **state)
 	says(tern_layer_create(moe, &c, &layer), TERN_ERR_INVALID, "FP8 weights have scales");
 	c = good, c.beside_sms = 3;
 	says(tern_layer_create(moe, &c, &layer), TERN_ERR_INVALID, "beside_sms is 3");
+	c = good, c.beside_sms = TERN_BESIDE_NEVER; /* is no number of them */
+	assert_int_equal(tern_layer_create(moe, &c, &layer), 0);
+	assert_int_equal(tern_layer_destroy(layer), 0);
+	layer = (tern_layer *)memory;
 	c = good, c.size = 7;
 	says(tern_layer_create(moe, &c, &layer), TERN_ERR_INVALID, "tern_layer_config.size is 7");
 	says(tern_layer_create(NULL, &good, &layer), TERN_ERR_INVALID, "NULL");

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include "gpu/host/layer.h"
 #include "gpu/host/layout.h"
 #include "gpu/wire/sizes.h"
 #include "gpu/wire/state.h"
@@ -299,6 +300,20 @@ static void large_exchanges_have_room_for_few(void **state)
 	assert_true(!d.sliced && !d.noted_tokens);
 }
 
+static void layers_begin_beside_long_reads(void **state)
+{
+	const uint64_t deepseek = 3ull * 128 * 7168 * 2048, qwen3 = 3ull * 64 * 2048 * 768;
+
+	(void)state;
+	assert_int_equal(layer_rule_beside(TERN_LOW_LATENCY, 63, deepseek, 132), 0);
+	assert_int_equal(layer_rule_beside(TERN_LOW_LATENCY, 64, deepseek, 132), 110);
+	assert_int_equal(layer_rule_beside(TERN_LOW_LATENCY, 1024, deepseek, 132), 110);
+	assert_int_equal(layer_rule_beside(TERN_LOW_LATENCY, 1025, deepseek, 132), 0);
+	assert_int_equal(layer_rule_beside(TERN_HIGH_THROUGHPUT, 2048, deepseek, 132), 66);
+	assert_int_equal(layer_rule_beside(TERN_HIGH_THROUGHPUT, 2049, deepseek, 132), 0);
+	assert_int_equal(layer_rule_beside(TERN_LOW_LATENCY, 256, qwen3, 132), 0);
+}
+
 static void divides(uint32_t n, uint32_t d)
 {
 	struct gpu_divisor by = gpu_divisor_of(d);
@@ -373,6 +388,7 @@ int main(void)
 		cmocka_unit_test(too_much_is_refused),
 		cmocka_unit_test(wide_groups_fit),
 		cmocka_unit_test(large_exchanges_have_room_for_few),
+		cmocka_unit_test(layers_begin_beside_long_reads),
 		cmocka_unit_test(divisions_are_exact),
 		cmocka_unit_test(aligned_lists_are_exact),
 	};

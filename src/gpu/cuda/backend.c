@@ -39,6 +39,7 @@ static int identify(struct device_identity *identity)
 			prop.major, prop.minor);
 	memcpy(identity->uuid, &prop.uuid, sizeof(identity->uuid));
 	identity->block_bytes = (uint32_t)prop.sharedMemPerBlockOptin;
+	identity->nr_sms = (uint32_t)prop.multiProcessorCount;
 	identity->by_fd = windows_by_fd(identity->ordinal);
 	snprintf(identity->name, sizeof(identity->name), "%.63s", prop.name);
 	return 0;

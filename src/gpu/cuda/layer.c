@@ -82,7 +82,7 @@ static int make_drawn(struct device_layer *l)
 	size_t bytes = l->exchange->config.nr_slots * 2 * sizeof(*l->drawn);
 	int rc;
 
-	if (!l->config.beside_sms)
+	if (!l->exchange->config.gate_rows || l->config.beside_sms == TERN_BESIDE_NEVER)
 		return 0;
 	rc = cuda_check(cudaMalloc((void **)&l->drawn, bytes), "cudaMalloc of a layer's tiles");
 	return rc ? rc

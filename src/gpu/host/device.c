@@ -69,6 +69,7 @@ static int device_begin(tern_moe *moe, struct device_card *card)
 {
 	const struct tern_moe_config *c = &moe->config;
 	struct device *d = moe->device;
+	int rc;
 
 	d->windows = calloc(moe->nr_ranks, sizeof(*d->windows));
 	for (int pane = 0; pane < MOST_PANES; pane++)
@@ -89,7 +90,9 @@ static int device_begin(tern_moe *moe, struct device_card *card)
 	if (sched_getaffinity(0, sizeof(card->cores), &card->cores))
 		CPU_ZERO(&card->cores);
 	d->ops = device_ops_load();
-	return d->ops ? identify(d, &card->identity) : TERN_ERR_UNSUPPORTED;
+	rc = d->ops ? identify(d, &card->identity) : TERN_ERR_UNSUPPORTED;
+	d->most_sms = card->identity.nr_sms;
+	return rc;
 }
 
 static int same_device(const struct device_card *a, const struct device_card *b)
@@ -426,6 +429,7 @@ const struct exchange_ops exchange_gpu_ops = {.open = device_open,
 	.layer_room_close = device_layer_room_close,
 	.layer_lend = device_layer_lend,
 	.layer_experts = device_layer_experts,
+	.layer_beside_sms = device_layer_sms,
 	.layer_beside = device_layer_beside,
 	.look = device_look,
 	.still_owed = device_still_owed,

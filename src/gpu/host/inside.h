@@ -56,8 +56,9 @@ struct device {
 	struct device_elastic *elastic; /* NULL: it is not */
 	struct fresh *fresh;            /* likewise */
 	bool busy;                      /* peers may still store into the window */
-	uint32_t nr_sms;
-	struct device_stream *streams; /* [slots] */
+	uint32_t nr_sms;                /* that a half takes at most; 0: the library's choice */
+	uint32_t most_sms;              /* that the device has */
+	struct device_stream *streams;  /* [slots] */
 	struct held_plan *plans;
 	struct gpu_counters *counters, *since; /* as kernels have counted, when it was last asked;
 						  and at the last reset */

@@ -102,16 +102,32 @@ int device_layer_experts(
 	return rc ? rc : put_experts(layer, slot, received, y, false);
 }
 
-int device_layer_beside(struct tern_layer *layer, const struct tern_dispatch *dispatch)
+uint32_t device_layer_sms(const struct tern_layer *layer, uint32_t nr_tokens)
+{
+	const tern_moe *moe = layer->moe;
+	const struct tern_moe_config *c = &moe->config;
+	uint32_t chosen = layer->config.beside_sms;
+	uint64_t weights = 3ull * moe->nr_local * c->hidden * layer->config.inner *
+			   dtype_bytes(c->dispatch_dtype);
+
+	if (chosen)
+		return chosen == TERN_BESIDE_NEVER ? 0 : chosen;
+	return moe->topology.nr_nodes > 1
+		       ? 0
+		       : layer_rule_beside(c->mode, nr_tokens, weights, moe->device->most_sms);
+}
+
+int device_layer_beside(
+	struct tern_layer *layer, const struct tern_dispatch *dispatch, uint32_t nr_sms)
 {
 	struct tern_received received = {.size = sizeof(received)};
 	struct device *d = layer->moe->device;
-	uint32_t nr_sms = d->nr_sms, beside_sms = layer->config.beside_sms;
+	uint32_t most = d->nr_sms;
 	int rc;
 
-	d->nr_sms = nr_sms && nr_sms < beside_sms ? nr_sms : beside_sms;
+	d->nr_sms = most && most < nr_sms ? most : nr_sms;
 	rc = tern_dispatch(layer->moe, dispatch, &received);
-	d->nr_sms = nr_sms;
+	d->nr_sms = most;
 	return rc ? rc
 		  : put_experts(layer, dispatch->slot, &received,
 			    device_layer_lend(layer, dispatch->slot), true);

@@ -18,7 +18,7 @@
 #include "exchange/placement.h"
 #include "tern_layer.h"
 
-#define DEVICE_OPS_VERSION 20
+#define DEVICE_OPS_VERSION 21
 #define DEVICE_HANDLE_BYTES 64
 #define DEVICE_MOST_ORDINALS 64
 
@@ -28,7 +28,8 @@ struct device_identity {
 	uint8_t uuid[16];
 	char name[64];
 	uint32_t block_bytes; /* shared memory that a block may have */
-	uint32_t by_fd;       /* a descriptor can stand for its memory */
+	uint32_t nr_sms;
+	uint32_t by_fd; /* a descriptor can stand for its memory */
 };
 
 /* Memory of a device that peers store into: this rank's own, or one that another process has made.
