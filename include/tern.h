@@ -334,8 +334,9 @@ enum tern_scale {
 
 /* TERN_AUTO chooses one of the two when the exchange is created, for all its rounds, from settings
  * that are the same on all ranks: high throughput where capacity is given; low latency where
- * caller_output or masks are; else by max_tokens, low latency up to 256 on CPUs, up to 2048 on
- * devices of up to four ranks, and up to 1024 on those of more. tern_moe_mode tells. */
+ * caller_output or masks are; else by max_tokens, low latency up to 256 on CPUs, and on devices up
+ * to 4096 between two ranks, 2048 between up to four, else 1024; with gates or between nodes 2048
+ * between two, else 1024. tern_moe_mode tells. */
 enum tern_mode {
 	TERN_AUTO = 0,
 	TERN_LOW_LATENCY = 1, /* send without asking: private regions for each source; memory R * T

@@ -370,19 +370,42 @@ static int check_late_weights(const struct tern_moe_config *c)
 		c->elastic, c->gate_rows, c->replica_ranks);
 }
 
-/* From what is the same on all ranks. Up to so many tokens low latency's pair takes less, also for
- * the fewest tokens that a round can have: measured on 2 x H200 and 4 x H100 (docs/benchmarks.md).
- */
-static enum tern_mode choose_mode(const struct tern_moe_config *c, uint32_t nr_ranks)
+static bool on_one_node(const tern_moe *moe)
 {
-	uint32_t most = !c->device ? 256 : nr_ranks <= 4 ? 2048 : 1024;
+	const tern_group *group = moe->group;
+
+	for (uint32_t r = 0; r < moe->nr_ranks; r++)
+		if (group->peers[r].node != group->peers[moe->rank].node)
+			return false;
+	return true;
+}
+
+/* Up to so many tokens low latency's pair takes less, or hardly more where a few tokens take a
+ * quarter of the time: measured on 2 x H200 and 4 x H100 (docs/benchmarks.md). Gates are where all
+ * plans have room; between nodes nothing was measured. */
+static uint32_t most_low_tokens(const tern_moe *moe)
+{
+	const struct tern_moe_config *c = &moe->config;
+
+	if (!c->device)
+		return 256;
+	if (c->gate_rows || !on_one_node(moe))
+		return moe->nr_ranks <= 2 ? 2048 : 1024;
+	return moe->nr_ranks <= 2 ? 4096 : moe->nr_ranks <= 4 ? 2048 : 1024;
+}
+
+/* From what is the same on all ranks. */
+static enum tern_mode choose_mode(const tern_moe *moe)
+{
+	const struct tern_moe_config *c = &moe->config;
 
 	if (c->mode != TERN_AUTO)
 		return c->mode;
 	if (c->capacity)
 		return TERN_HIGH_THROUGHPUT;
-	return c->caller_output || c->masks || c->max_tokens <= most ? TERN_LOW_LATENCY
-								     : TERN_HIGH_THROUGHPUT;
+	return c->caller_output || c->masks || c->max_tokens <= most_low_tokens(moe)
+		       ? TERN_LOW_LATENCY
+		       : TERN_HIGH_THROUGHPUT;
 }
 
 /* Local part: nothing here depends on other ranks. */
@@ -396,7 +419,7 @@ static int exchange_plan(tern_moe *moe, const struct tern_moe_config *theirs)
 	rc = rc ? rc : check_choices(config);
 	rc = rc ? rc : check_sizes(config, moe->nr_ranks);
 	rc = rc ? rc : check_dtypes(config);
-	moe->config.mode = choose_mode(config, moe->nr_ranks);
+	moe->config.mode = choose_mode(moe);
 	rc = rc ? rc : check_elastic(moe);
 	rc = rc ? rc : check_masks(config);
 	rc = rc ? rc : check_late_weights(config);

@@ -549,6 +549,40 @@ static void wrong_exchanges(struct rank *rank)
 	}
 }
 
+/* What TERN_AUTO chooses on one node: between two ranks up to 4096 tokens low latency, and with
+ * gates up to 2048; else half as many. */
+static void default_mode(struct rank *rank)
+{
+	static const struct {
+		uint32_t tokens, gate_rows;
+	} cases[] = {{64, 0}, {2048, 0}, {2049, 0}, {4096, 0}, {4097, 0}, {1024, 64}, {1025, 64},
+		{2048, 64}, {2049, 64}};
+	const struct job *job = rank->ctx;
+	uint32_t half = NR_RANKS <= 2 ? 1 : 2;
+
+	device_choose(ops, (uint32_t)rank->rank);
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		struct tern_moe_config config = job->config;
+		bool low = cases[i].tokens <= (cases[i].gate_rows ? 2048 : 4096) / half;
+		tern_moe *moe = NULL;
+		int mode;
+
+		config.mode = TERN_AUTO;
+		config.hidden = 16;
+		config.max_tokens = cases[i].tokens;
+		config.gate_rows = cases[i].gate_rows;
+		if (tern_moe_create(rank->group, &config, &moe)) {
+			rank_fails(rank, "%u tokens: %s", cases[i].tokens, tern_last_error());
+			continue;
+		}
+		mode = tern_moe_mode(moe);
+		if (mode != (low ? TERN_LOW_LATENCY : TERN_HIGH_THROUGHPUT))
+			rank_fails(rank, "%u tokens, gate_rows %u: mode %d", cases[i].tokens,
+				cases[i].gate_rows, mode);
+		tern_moe_destroy(moe);
+	}
+}
+
 static void make_job(struct job *job, enum tern_mode mode, bool scaled)
 {
 	job_init(job);
@@ -598,5 +632,6 @@ int main(void)
 		bad |= run("wrong_calls_with_scales", wrong_calls, mode, true);
 		bad |= run("odd_settings", odd_settings, mode, false);
 	}
+	bad |= run("default_mode", default_mode, TERN_LOW_LATENCY, false);
 	return bad | run("wrong_exchanges", wrong_exchanges, TERN_HIGH_THROUGHPUT, false);
 }

@@ -71,7 +71,7 @@ static inline struct gpu_launch ll_rule_slices(uint32_t nr_tokens, uint32_t nr_r
 		launch.helps = launch.keeps = 1;
 		if (!scaled)
 			launch.send_warps = large ? 10 : 9;
-	} else if (quantised || nr_ranks <= 2 ? busy && nr_tokens <= 1024 : busy || large) {
+	} else if (quantised || nr_ranks <= 2 ? busy && nr_tokens <= 768 : busy || large) {
 		launch.send_warps = 6;
 	}
 	return launch;
