@@ -32,6 +32,11 @@ static dispatch_kernel choose_any(int which, enum ll_notes notes)
 				    : kernel<FORMAT, X, ND>(notes);
 }
 
+template <int X, int ND, int CASE> static dispatch_kernel either()
+{
+	return tern::dispatch_ll_sliced<GPU_FLAG128, X, ND, CASE, false, true>;
+}
+
 /* With slices a round takes longer than what GPU_PLAIN spares. Of LL_EITHER there is what engines
  * have; elsewhere slices serve, which take longer for few tokens. */
 template <int X, int ND> static dispatch_kernel choose_case(int which, enum ll_notes notes)
@@ -39,10 +44,9 @@ template <int X, int ND> static dispatch_kernel choose_case(int which, enum ll_n
 	if (which == GPU_PLAIN && notes == LL_ALL_PLANS)
 		return tern::dispatch_ll<GPU_FLAG128, X, ND, GPU_PLAIN>;
 	if (notes == LL_EITHER && which >= GPU_ANY)
-		return which == GPU_ANY
-			       ? tern::dispatch_ll_sliced<GPU_FLAG128, X, ND, GPU_ANY, false, true>
-			       : tern::dispatch_ll_sliced<GPU_FLAG128, X, ND, GPU_PLACED, false,
-					 true>;
+		return which == GPU_ANY      ? either<X, ND, GPU_ANY>()
+		       : which == GPU_PLACED ? either<X, ND, GPU_PLACED>()
+					     : either<X, ND, GPU_PLAIN>();
 	return which <= GPU_ANY ? choose_any<GPU_FLAG128, X, ND>(which, notes)
 				: kernel<GPU_FLAG128, X, ND, GPU_PLACED>(notes);
 }
