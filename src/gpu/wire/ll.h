@@ -28,8 +28,8 @@
  *              knows which rows will come, and computes all positions.
  *   rows       of source s, token t at [s][t]: nobody has to count to know where a row goes. A head
  *              with the weights, then segments.
- *   results    [t][k]: of each route, or, summed at the expert, in the place of the first route
- *              that leads to its rank
+ *   results    [t][column]: of each route k; or, summed at the expert, of each rank, and where ranks
+ *              are more than K in the place of the first route that leads there
  *   arrival    word of rank r: the epoch of the last round of which r has read all rows; stored by
  *              the combine
  */
