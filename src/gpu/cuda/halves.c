@@ -208,7 +208,7 @@ static int put_dispatch(struct device_exchange *x, const struct device_call *cal
 		return put_ht_dispatch(x, call);
 	d->by_share = gpu_divisor_of(ll_rule_share(
 		d->kind != GPU_X_COPY, d->nr_tokens, d->exchange.nr_ranks, &d->exchange.row));
-	launch = ll_launch(x, d);
+	launch = ll_rule_beside_many(ll_launch(x, d), d->exchange.max_tokens);
 	launch = fit_launch(x, call, launch);
 	return cuda_check(ll_dispatch_launch(d, &launch, call->stream), "the dispatch kernel");
 }
@@ -289,6 +289,7 @@ static int launch_combine(struct device_exchange *x, const struct device_call *c
 	c->exchange.wait_ns = call->wait_ns;
 	launch = ll_rule_combine(d->nr_tokens, c->exchange.nr_ranks, &c->exchange.result,
 		!d->by_source && !c->exchange.at_home, ll_combine_whole(c));
+	launch = ll_rule_beside_many(launch, c->exchange.max_tokens);
 	launch = fit_launch(x, call, launch);
 	if (x->config.mode == TERN_HIGH_THROUGHPUT) {
 		launch = ht_launch(x, call);
