@@ -5,9 +5,11 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 
 #include "cli/hosts.h"
+#include "exchange/state.h"
 #include "tests/late.h"
 
 int enter(struct rank *rank, struct round *r)
@@ -123,6 +125,30 @@ int meet_fate(struct round *r, struct scene *s)
 	while (!atomic_load(&s->fate_ns))
 		nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
 	return rounds_from(r, 3, s->halves);
+}
+
+static struct {
+	struct scene *scene;
+	int nr_ahead;
+} falling;
+
+/* The store comes again, and ends this process. */
+static void wait_and_fall(int number)
+{
+	unsigned long long end = now_ns() + SCENE_LIMIT_NS;
+
+	while (atomic_load(&falling.scene->nr_ready) < falling.nr_ahead && now_ns() < end)
+		nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+	signal(number, SIG_DFL);
+}
+
+void fall_before_telling(struct rank *rank, const tern_moe *moe, int peer, int nr_ahead)
+{
+	falling.scene = rank->ctx;
+	falling.nr_ahead = nr_ahead;
+	if (signal(SIGSEGV, wait_and_fall) == SIG_ERR ||
+		mprotect(moe->windows[peer]->base, moe->layout.slots, PROT_READ))
+		rank_fails(rank, "mprotect: %s", strerror(errno));
 }
 
 static bool all_at_place(struct scene *const *scenes, int nr)

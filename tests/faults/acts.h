@@ -33,6 +33,10 @@ void die_in_round(struct round *round, struct scene *scene);
  * lost. Returns the error that ended it. */
 int meet_fate(struct round *round, struct scene *scene);
 
+/* This rank's next store of a word for that peer is its last. It comes when nr_ahead others are
+ * ready: who has been told before goes on before anybody hears of the death. */
+void fall_before_telling(struct rank *rank, const tern_moe *moe, int peer, int nr_ahead);
+
 /* Scenes at the same time: when every victim stands at its place, `strike` does it to all of them.
  * Closes them; returns what is wrong, or NULL. */
 const char *play_together(struct scene *const *scenes, int nr, rank_main body, int (*strike)(void));
