@@ -172,6 +172,18 @@ static int show(struct program *p, bool first, struct fault *fault)
 	return 0;
 }
 
+/* Of those that were there before: who comes in rank 0's place knows of nobody's death. */
+static bool speaks_of(const struct program *p, const struct moe_change *change)
+{
+	const struct tern_view *view = &change->view;
+	uint32_t rank = 0;
+
+	while (rank < 255 &&
+		!((view->alive[rank / 64] & ~view->joined[rank / 64]) >> rank % 64 & 1))
+		rank++;
+	return (uint32_t)tern_group_rank(p->group) == rank;
+}
+
 /* Also who died since the last step; while texts are shown alive, at the end. */
 static void show_elastic(void *ctx, uint32_t step)
 {
@@ -179,12 +191,11 @@ static void show_elastic(void *ctx, uint32_t step)
 	uint32_t nr;
 	const struct moe_change *changes = moe_tern_changes(p->moe, &nr);
 
-	if (!is_first(p))
-		return;
-	if (p->live && step % STEPS_BETWEEN_SHOWS == 0)
-		show_live(&p->options, &p->texts, step == 0);
 	for (; !p->live && p->nr_shown < nr; p->nr_shown++)
-		show_change(&changes[p->nr_shown]);
+		if (speaks_of(p, &changes[p->nr_shown]))
+			show_change(&changes[p->nr_shown]);
+	if (p->live && is_first(p) && step % STEPS_BETWEEN_SHOWS == 0)
+		show_live(&p->options, &p->texts, step == 0);
 }
 
 static enum verdict compare(const struct texts *a, const struct texts *b)
