@@ -16,8 +16,14 @@ bad() {
 children() { cat "/proc/$1/task/$1/children" 2>/dev/null; }
 nth() { shift "$1"; echo "$1"; }
 
-# processor time that a process has used, in clock ticks: how far it has come, on any machine
-used() { awk '{print $14 + $15}' "/proc/$1/stat" 2>/dev/null || echo 100000; }
+# await_use PID TICKS: until a process has used so much processor time, in clock ticks, or is no more: how far it has
+# come, on any machine
+await_use() {
+	while read -r _ _ _ _ _ _ _ _ _ _ _ _ _ in_user in_system _ 2>/dev/null <"/proc/$1/stat"; do
+		[ $((in_user + in_system)) -lt "$2" ] || break
+		sleep 0.005
+	done
+}
 
 # begin RANKS ARGUMENTS...: `tern run` in the background, $launcher, until its ranks are there
 begin() {

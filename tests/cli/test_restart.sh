@@ -19,7 +19,7 @@ strike() {
 	begin 4 $nodes --elastic --restart 1 --timeout 200 -- "$BUILD/generate" --elastic=$copies -n "$LENGTH" --repeat="$3"
 	# shellcheck disable=SC2046
 	victim=$(nth $(($1 + 1)) $(children "$launcher"))
-	while [ "$(used "$victim")" -lt "$2" ]; do :; done
+	await_use "$victim" "$2"
 	kill -9 "$victim" 2>/dev/null
 	wait "$launcher"
 	code=$?
@@ -32,7 +32,7 @@ once() {
 	rank=$((seed / 2 % 4))
 	copies=$((1 + seed % 2))
 	ticks=$((8 + seed * 7 % 30))
-	repeat=8
+	repeat=4
 	while [ $repeat -le 64 ] && [ $ticks -lt 2000 ]; do
 		strike $rank $ticks $repeat
 		case $? in

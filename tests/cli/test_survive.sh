@@ -15,7 +15,8 @@ NODE_KILLS=${NODE_KILLS:-1}
 NODE_PAIRS=${NODE_PAIRS:-${LONG:+40}}
 NODE_PAIRS=${NODE_PAIRS:-0}
 LENGTH=${LENGTH:-60}
-REPEAT=${REPEAT:-2}
+REPEAT=${REPEAT:-${LONG:+2}}
+REPEAT=${REPEAT:-1}
 SEED=${SEED:-1}
 # shellcheck source=tests/cli/kills.sh
 . "${0%/*}/kills.sh"
@@ -38,7 +39,7 @@ strike() {
 		victims="$victims $(nth $((rank + 1)) $pids)"
 	done
 	at=$(echo "$fraction $total" | awk '{print int($1 * $2 / 4)}')
-	while [ "$(used "${victims##* }")" -lt "$at" ]; do :; done
+	await_use "${victims##* }" "$at"
 	for victim in $victims; do
 		kill -9 "$victim" 2>/dev/null
 		[ "$pause" = 0 ] || sleep "0.00$pause"
