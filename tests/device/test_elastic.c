@@ -17,7 +17,7 @@
 #include <cmocka.h>
 
 #include "tests/device/devices.h"
-#include "tests/faults/processes.h"
+#include "tests/faults/acts.h"
 #include "tests/faults/tokens.h"
 #include "exchange/state.h"
 #include "gpu/host/inside.h"
@@ -198,7 +198,7 @@ static void leave_stores_behind(const struct worker *w)
 }
 
 /* The victim's halves before what happens to it. */
-static void meet_fate(const struct worker *w, int half)
+static void fall_before(const struct worker *w, int half)
 {
 	struct scene *s = w->scene;
 
@@ -228,20 +228,20 @@ static int make_by_calls(struct worker *w, uint32_t nr_tokens, uint64_t number)
 	struct tern_combine combine = {.size = sizeof(combine), .y = w->there->rows};
 	int rc;
 
-	meet_fate(w, 0);
+	fall_before(w, 0);
 	rc = tern_dispatch_send(w->moe, &dispatch);
 	if (rc)
 		return rc;
-	meet_fate(w, 1);
+	fall_before(w, 1);
 	rc = tern_dispatch_recv(w->moe, 0, &received);
 	rc = rc ? rc : run_experts(w, &received, number);
 	if (rc)
 		return rc;
-	meet_fate(w, 2);
+	fall_before(w, 2);
 	rc = tern_combine_send(w->moe, &combine);
 	if (rc)
 		return rc;
-	meet_fate(w, 3);
+	fall_before(w, 3);
 	be_told(w);
 	return tern_combine_recv(w->moe, 0, w->there->out, 0);
 }
@@ -266,7 +266,7 @@ static int capture(struct worker *w)
 
 static int make_by_graph(struct worker *w)
 {
-	meet_fate(w, 0);
+	fall_before(w, 0);
 	return w->ops->graph_launch(w->graph, w->stream)
 		       ? rank_fails(w->rank, "launching: %s", w->ops->error_text())
 		       : 0;
@@ -423,8 +423,9 @@ static int bring_back(struct worker *w)
 	return rc;
 }
 
-static int survive(struct worker *w)
+static int survive(void *worker)
 {
+	struct worker *w = worker;
 	struct tern_view view = {.size = sizeof(view)};
 	int rc;
 
@@ -607,26 +608,6 @@ static void close_worker(struct worker *w)
 	tern_group_destroy(w->rank->group);
 }
 
-/* Who has made all rounds stays until the others have: they may need its experts. */
-static int stay_until_all_are_done(struct worker *w)
-{
-	uint8_t mine = 1, all[MOST_RANKS];
-	int rc;
-
-	while ((rc = tern_group_allgather(w->rank->group, &mine, all, 1)) == TERN_ERR_MEMBERS)
-		do
-			rc = survive(w);
-		while (rc == TERN_ERR_MEMBERS);
-	return rc;
-}
-
-/* The last rounds come when somebody has died. */
-static void await_fate(const struct scene *s)
-{
-	while (!atomic_load(&s->fate_ns))
-		nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
-}
-
 static void rank_body(struct rank *rank)
 {
 	struct scene *s = rank->ctx;
@@ -636,7 +617,7 @@ static void rank_body(struct rank *rank)
 	if (join(rank, &s->first, rank->rank) || open_worker(&w))
 		return;
 	for (w.number = 0; w.number < nr_rounds && !rc; w.number++) {
-		if (w.number == nr_rounds - 4)
+		if (w.number == nr_rounds - 4) /* the last come when somebody has died */
 			await_fate(s);
 		draw_inputs(&w);
 		rc = leave(&w);
@@ -654,7 +635,7 @@ static void rank_body(struct rank *rank)
 		expect_lost(&w, rc);
 		rc = 0;
 	}
-	rc = rc ? rc : stay_until_all_are_done(&w);
+	rc = rc ? rc : stay_until_all_are_done(rank, survive, &w);
 	atomic_store(&s->strike_ns, now_ns());
 	if (rc < 0 && !*rank->failure)
 		rank_fails(rank, "round %llu: %s", (unsigned long long)w.number, tern_last_error());
@@ -702,14 +683,6 @@ static void dies_in_each_half(void **state)
 	}
 }
 
-static void await_progress(struct scene *s)
-{
-	unsigned long long limit = now_ns() + SCENE_LIMIT_NS;
-
-	while (atomic_load(&s->nr_past) < s->nr_ranks && now_ns() < limit)
-		nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
-}
-
 /* Some before the kill, which comes when all have made three, and four behind it. */
 static uint64_t rounds_of_a_scene(void)
 {
@@ -730,16 +703,9 @@ static void dies_at_any_moment(void **state)
 	nr_rounds = rounds_of_a_scene();
 	for (uint64_t i = 0; i < nr; i++) {
 		struct scene *s = begin((int)(i % nr_ranks), -1);
-		struct timespec delay = {.tv_nsec = (long)random_below(&random, most_ns)};
-		pid_t pids[MAX_PROCESSES];
 
 		by_graph = i % 2 == 0;
-		scene_start(s, rank_body, pids);
-		await_progress(s);
-		nanosleep(&delay, NULL);
-		atomic_store(&s->fate_ns, now_ns());
-		kill(pids[s->victim], SIGKILL);
-		end(s, pids, &nr_owed);
+		nr_owed += kill_victim(s, rank_body, random_below(&random, most_ns));
 	}
 	print_message("# %d rounds were made for others\n", nr_owed);
 }

@@ -2,11 +2,15 @@
 #include "tests/faults/acts.h"
 
 #include <errno.h>
+#include <setjmp.h>
 #include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
+#include <cmocka.h>
 
 #include "cli/hosts.h"
 #include "exchange/state.h"
@@ -149,6 +153,66 @@ void fall_before_telling(struct rank *rank, const tern_moe *moe, int peer, int n
 	if (signal(SIGSEGV, wait_and_fall) == SIG_ERR ||
 		mprotect(moe->windows[peer]->base, moe->layout.slots, PROT_READ))
 		rank_fails(rank, "mprotect: %s", strerror(errno));
+}
+
+void await_progress(const struct scene *s)
+{
+	unsigned long long end = now_ns() + SCENE_LIMIT_NS;
+
+	while (atomic_load(&s->nr_past) < s->nr_ranks && now_ns() < end)
+		nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+}
+
+void await_fate(const struct scene *s)
+{
+	while (!atomic_load(&s->fate_ns))
+		nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+}
+
+int kill_victim(struct scene *s, rank_main body, uint64_t delay_ns)
+{
+	pid_t pids[MAX_PROCESSES];
+	int nr_rounds;
+
+	scene_start(s, body, pids);
+	await_progress(s);
+	nanosleep(&(struct timespec){.tv_nsec = (long)delay_ns}, NULL);
+	atomic_store(&s->fate_ns, now_ns());
+	kill(pids[s->victim], SIGKILL);
+	scene_finish(s, pids, SIGKILL);
+	if (atomic_load(&s->nr_told) != s->nr_ranks - 1)
+		fail_msg("%d changes on %d ranks", atomic_load(&s->nr_told), s->nr_ranks - 1);
+	nr_rounds = atomic_load(&s->nr_rounds);
+	scene_close(s);
+	return nr_rounds;
+}
+
+int survive_all(survive_once *survive, void *worker)
+{
+	int rc;
+
+	do
+		rc = survive(worker);
+	while (rc == TERN_ERR_MEMBERS);
+	return rc;
+}
+
+int gather_through_changes(struct rank *rank, const void *mine, void *all, size_t bytes,
+	survive_once *survive, void *worker)
+{
+	int rc;
+
+	while ((rc = tern_group_allgather(rank->group, mine, all, bytes)) == TERN_ERR_MEMBERS)
+		if ((rc = survive_all(survive, worker)))
+			return rc;
+	return rc;
+}
+
+int stay_until_all_are_done(struct rank *rank, survive_once *survive, void *worker)
+{
+	uint8_t mine = 1, all[MAX_PROCESSES];
+
+	return gather_through_changes(rank, &mine, all, 1, survive, worker);
 }
 
 static bool all_at_place(struct scene *const *scenes, int nr)

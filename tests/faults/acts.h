@@ -37,6 +37,25 @@ int meet_fate(struct round *round, struct scene *scene);
  * ready: who has been told before goes on before anybody hears of the death. */
 void fall_before_telling(struct rank *rank, const tern_moe *moe, int peer, int nr_ahead);
 
+/* All ranks are past the undisturbed rounds; the victim has met its fate. */
+void await_progress(const struct scene *scene);
+void await_fate(const struct scene *scene);
+
+/* The victim is killed so long after that; all others are told of one change. Closes the scene;
+ * returns its nr_rounds. */
+int kill_victim(struct scene *scene, rank_main body, uint64_t delay_ns);
+
+/* What a rank does when members change, once: it may return TERN_ERR_MEMBERS again. */
+typedef int survive_once(void *worker);
+int survive_all(survive_once *survive, void *worker);
+
+/* As tern_group_allgather, through all changes. */
+int gather_through_changes(struct rank *rank, const void *mine, void *all, size_t bytes,
+	survive_once *survive, void *worker);
+
+/* Who has made all rounds stays until the others have: they may need its experts. */
+int stay_until_all_are_done(struct rank *rank, survive_once *survive, void *worker);
+
 /* Scenes at the same time: when every victim stands at its place, `strike` does it to all of them.
  * Closes them; returns what is wrong, or NULL. */
 const char *play_together(struct scene *const *scenes, int nr, rank_main body, int (*strike)(void));

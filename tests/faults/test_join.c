@@ -138,18 +138,13 @@ static int make_round(struct worker *w, uint64_t number, uint32_t nr_tokens, uin
 
 	if (rc)
 		return rc;
-	for (int l = 0; l < tern_moe_nr_local(moe); l++)
-		for (uint64_t i = 0; i < (uint64_t)received.counts[l] * HIDDEN; i++) {
-			uint64_t at = received.offsets[l] * HIDDEN + i;
-
-			w->y[at] = tokens_result(((const float *)received.x)[at], tag,
-				tern_moe_local_expert(moe, (uint32_t)l));
-		}
+	tokens_serve(moe, &received, w->y, tag);
 	return tern_combine(moe, &combine, w->out, 0);
 }
 
-static int survive(struct worker *w)
+static int survive(void *worker)
 {
+	struct worker *w = worker;
 	struct tern_view view = {.size = sizeof(view)};
 	uint64_t tag;
 	int rc = tern_group_view_change(w->rank->group, &view);
@@ -165,28 +160,14 @@ static int survive(struct worker *w)
 	return rc;
 }
 
-static int survive_all(struct worker *w)
-{
-	int rc;
-
-	do
-		rc = survive(w);
-	while (rc == TERN_ERR_MEMBERS);
-	return rc;
-}
-
 /* *enough: everybody has seen all that was to happen. */
 static int gather(struct worker *w, bool *enough)
 {
 	struct news mine = {w->fresh ? 0 : w->number + 1,
 			    atomic_load(&w->scene->at_place) && w->number > LEAST_ROUNDS},
 		    all[RANKS];
-	int rc;
+	int rc = gather_through_changes(w->rank, &mine, all, sizeof(mine), survive, w);
 
-	while ((rc = tern_group_allgather(w->rank->group, &mine, all, sizeof(mine))) ==
-		TERN_ERR_MEMBERS)
-		if ((rc = survive_all(w)))
-			return rc;
 	*enough = !rc;
 	for (int r = 0; r < RANKS && !rc; r++) {
 		*enough = *enough && (all[r].enough || !all[r].number);
@@ -239,7 +220,7 @@ static int right_round(struct worker *w)
 	draw_inputs(w);
 	while ((rc = make_round(w, w->number, w->in.nr_tokens, tag_of(w->number))) ==
 		TERN_ERR_MEMBERS)
-		if ((rc = survive_all(w)))
+		if ((rc = survive_all(survive, w)))
 			return rc;
 	return rc ? rc : check_sums(w);
 }
@@ -251,7 +232,7 @@ static int work_in_a_new_exchange(struct worker *w)
 	int rc;
 
 	while ((rc = make_exchange(w, HIDDEN, &fresh)) == TERN_ERR_MEMBERS)
-		if ((rc = survive_all(w)))
+		if ((rc = survive_all(survive, w)))
 			return rc;
 	w->moe = w->other = fresh;
 	for (int i = 0; i < 3 && !rc; i++, w->number++)

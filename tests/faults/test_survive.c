@@ -35,7 +35,6 @@ struct worker {
 	struct scene *scene;
 	tern_moe *moe;
 	uint64_t number; /* of the round */
-	int32_t local[EXPERTS * COPIES];
 	struct tokens in;
 	float out[TOKENS][HIDDEN] __attribute__((aligned(16)));
 	float *y;
@@ -57,18 +56,6 @@ static void draw_inputs(struct worker *w)
 static int check_sums(struct worker *w)
 {
 	return tokens_check(w->rank, &w->in, w->out, w->number, tokens_result, tag_of(w->number));
-}
-
-static void run_experts(struct worker *w, const struct tern_received *received, uint64_t tag)
-{
-	const float *x = received->x;
-
-	for (int l = 0; l < tern_moe_nr_local(w->moe); l++)
-		for (uint64_t i = 0; i < (uint64_t)received->counts[l] * HIDDEN; i++) {
-			uint64_t at = received->offsets[l] * HIDDEN + i;
-
-			w->y[at] = tokens_result(x[at], tag, w->local[l]);
-		}
 }
 
 /* The victim, in its half of the fourth round. Whom it has told of its results are ahead. */
@@ -127,7 +114,7 @@ static int make_round(struct worker *w, uint32_t nr_tokens, uint64_t tag)
 		expel_victim(w);
 	if (rc)
 		return rc;
-	run_experts(w, &received, tag);
+	tokens_serve(w->moe, &received, w->y, tag);
 	fall(w, 2);
 	while ((rc = combine(w, &results)) == TERN_ERR_TIMEOUT)
 		expel_victim(w);
@@ -148,8 +135,9 @@ static int serve_others(struct worker *w)
 	return make_round(w, 0, tag);
 }
 
-static int survive(struct worker *w)
+static int survive(void *worker)
 {
+	struct worker *w = worker;
 	struct tern_view view = {.size = sizeof(view)};
 	int rc = tern_group_view_change(w->rank->group, &view);
 
@@ -179,8 +167,6 @@ static int open_worker(struct worker *w)
 
 	if (make_exchange(w))
 		return rank_fails(w->rank, "tern_moe_create: %s", tern_last_error());
-	for (int l = 0; l < tern_moe_nr_local(w->moe); l++)
-		w->local[l] = tern_moe_local_expert(w->moe, (uint32_t)l);
 	w->y = aligned_alloc(64, sizeof(float) * HIDDEN * TOKENS * TOPK * nr_ranks);
 	return w->y ? 0 : rank_fails(w->rank, "no memory");
 }
@@ -192,30 +178,9 @@ static int make_another(struct worker *w)
 	int rc;
 
 	while ((rc = make_exchange(w)) == TERN_ERR_MEMBERS)
-		do
-			rc = survive(w);
-		while (rc == TERN_ERR_MEMBERS);
+		if ((rc = survive_all(survive, w)))
+			return rc;
 	return rc ? rc : tern_moe_destroy(before);
-}
-
-/* The last rounds come when somebody has died. */
-static void await_fate(const struct scene *s)
-{
-	while (!atomic_load(&s->fate_ns))
-		nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
-}
-
-/* Who has made all rounds stays until the others have: they may need its experts. */
-static int stay_until_all_are_done(struct worker *w)
-{
-	uint8_t mine = 1, all[MOST_RANKS];
-	int rc;
-
-	while ((rc = tern_group_allgather(w->rank->group, &mine, all, 1)) == TERN_ERR_MEMBERS)
-		do
-			rc = survive(w);
-		while (rc == TERN_ERR_MEMBERS);
-	return rc;
 }
 
 static int leave(struct worker *w)
@@ -254,7 +219,7 @@ static void survivor_body(struct rank *rank)
 	if (join(rank, &s->first, rank->rank) || open_worker(&w))
 		return;
 	for (w.number = 0; w.number < ROUNDS && !rc; w.number++) {
-		if (w.number == ROUNDS - 50)
+		if (w.number == ROUNDS - 50) /* the last come when somebody has died */
 			await_fate(s);
 		draw_inputs(&w);
 		rc = meet_change(&w);
@@ -274,7 +239,7 @@ static void survivor_body(struct rank *rank)
 		if (w.number == 3)
 			atomic_fetch_add(&s->nr_ready, 1);
 	}
-	rc = rc ? rc : stay_until_all_are_done(&w);
+	rc = rc ? rc : stay_until_all_are_done(rank, survive, &w);
 	if (rc < 0 && !*rank->failure)
 		rank_fails(rank, "round %llu: %s", (unsigned long long)w.number, tern_last_error());
 	atomic_fetch_add(&s->nr_told, (int)w.nr_changes);
@@ -282,14 +247,6 @@ static void survivor_body(struct rank *rank)
 	tern_moe_destroy(w.moe);
 	tern_group_destroy(rank->group);
 	free(w.y);
-}
-
-static void await_progress(struct scene *s)
-{
-	unsigned long long end = now_ns() + SCENE_LIMIT_NS;
-
-	while (atomic_load(&s->nr_past) < s->nr_ranks && now_ns() < end)
-		nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
 }
 
 /* At no place in particular. */
@@ -300,22 +257,12 @@ static void kill_one(int nr_times)
 	int nr_owed = 0;
 
 	for (int i = 0; i < nr_times; i++) {
-		pid_t pids[MAX_PROCESSES];
 		struct scene *s = scene_open(4, i & 1 ? TERN_LOW_LATENCY : TERN_HIGH_THROUGHPUT);
-		struct timespec delay = {.tv_nsec = random_below(&random, 12000000)};
 
 		s->elastic = true;
 		s->victim = i % 4;
 		s->halves = -1;
-		scene_start(s, survivor_body, pids);
-		await_progress(s);
-		nanosleep(&delay, NULL);
-		kill(pids[s->victim], SIGKILL);
-		atomic_store(&s->fate_ns, now_ns());
-		scene_finish(s, pids, SIGKILL);
-		assert_int_equal(atomic_load(&s->nr_told), 3); /* changes, one on each */
-		nr_owed += atomic_load(&s->nr_rounds);
-		scene_close(s);
+		nr_owed += kill_victim(s, survivor_body, random_below(&random, 12000000));
 	}
 	print_message("# %d rounds were made for others\n", nr_owed);
 }
@@ -517,25 +464,12 @@ static int check_poison(struct worker *w, const struct places *p, uint32_t rank)
 	return 0;
 }
 
-static int survive_all(struct worker *w)
-{
-	int rc;
-
-	do
-		rc = survive(w);
-	while (rc == TERN_ERR_MEMBERS);
-	return rc;
-}
-
 /* *all: everybody that lives says so. */
 static int gather_whether(struct worker *w, uint8_t mine, bool *all)
 {
 	uint8_t told[MOST_RANKS];
-	int rc;
+	int rc = gather_through_changes(w->rank, &mine, told, 1, survive, w);
 
-	while ((rc = tern_group_allgather(w->rank->group, &mine, told, 1)) == TERN_ERR_MEMBERS)
-		if ((rc = survive_all(w)))
-			return rc;
 	*all = !rc;
 	for (int r = 0; r < w->rank->nr_ranks && *all; r++)
 		*all = told[r] || r == w->scene->victim;

@@ -261,8 +261,9 @@ static int make_round(struct worker *w)
 	return rc;
 }
 
-static int survive(struct worker *w)
+static int survive(void *worker)
 {
+	struct worker *w = worker;
 	struct tern_view view = {.size = sizeof(view)};
 	int rc = tern_group_view_change(w->rank->group, &view);
 	uint64_t tag;
@@ -301,28 +302,6 @@ static int open_worker(struct worker *w)
 	return w->y ? 0 : rank_fails(w->rank, "no memory");
 }
 
-static int survive_all(struct worker *w)
-{
-	int rc;
-
-	do
-		rc = survive(w);
-	while (rc == TERN_ERR_MEMBERS);
-	return rc;
-}
-
-/* Others may need its experts. */
-static int stay_until_all_are_done(struct worker *w)
-{
-	uint8_t mine = 1, all[NR_RANKS];
-	int rc;
-
-	while ((rc = tern_group_allgather(w->rank->group, &mine, all, 1)) == TERN_ERR_MEMBERS)
-		if ((rc = survive_all(w)))
-			return rc;
-	return rc;
-}
-
 /* As the next round wants it; no change is under way here. */
 static int move_experts(struct worker *w)
 {
@@ -340,12 +319,12 @@ static void survivor_body(struct rank *rank)
 	if (join(rank, &s->first, rank->rank) || open_worker(&w))
 		return;
 	for (w.number = 0; w.number < ROUNDS && !rc; w.number++) {
-		while (w.number >= ROUNDS - 50 && !atomic_load(&s->fate_ns))
-			nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+		if (w.number == ROUNDS - 50) /* the last come when somebody has died */
+			await_fate(s);
 		draw(w.number, rank->rank, &w.in);
 		rc = move_experts(&w);
 		while (!rc && (rc = make_round(&w)) == TERN_ERR_MEMBERS)
-			if ((rc = survive_all(&w)))
+			if ((rc = survive_all(survive, &w)))
 				break;
 		rc = rc ? rc : check_sums(&w);
 		if (w.number == 2)
@@ -353,7 +332,7 @@ static void survivor_body(struct rank *rank)
 		if (w.number == (uint64_t)s->halves)
 			atomic_fetch_add(&s->nr_ready, 1);
 	}
-	rc = rc ? rc : stay_until_all_are_done(&w);
+	rc = rc ? rc : stay_until_all_are_done(rank, survive, &w);
 	if (rc < 0 && !*rank->failure)
 		rank_fails(rank, "round %llu: %s", (unsigned long long)w.number, tern_last_error());
 	atomic_fetch_add(&s->nr_told, (int)w.nr_changes);
@@ -370,26 +349,14 @@ static void kill_one(int nr_times)
 	int nr_owed = 0;
 
 	for (int i = 0; i < nr_times; i++) {
-		pid_t pids[MAX_PROCESSES];
 		struct scene *s =
 			scene_open(NR_RANKS, i & 1 ? TERN_LOW_LATENCY : TERN_HIGH_THROUGHPUT);
-		struct timespec delay = {.tv_nsec = random_below(&random, 12000000)};
-		unsigned long long end = now_ns() + SCENE_LIMIT_NS;
 
 		s->elastic = true;
 		s->victim = i % NR_RANKS;
 		s->halves = -1;
 		s->job.config.wait_ms = i & 2 && !getenv("TERN_TEST_NODES") ? 0 : 30000;
-		scene_start(s, survivor_body, pids);
-		while (atomic_load(&s->nr_past) < NR_RANKS && now_ns() < end)
-			nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
-		nanosleep(&delay, NULL);
-		kill(pids[s->victim], SIGKILL);
-		atomic_store(&s->fate_ns, now_ns());
-		scene_finish(s, pids, SIGKILL);
-		assert_int_equal(atomic_load(&s->nr_told), NR_RANKS - 1);
-		nr_owed += atomic_load(&s->nr_rounds);
-		scene_close(s);
+		nr_owed += kill_victim(s, survivor_body, random_below(&random, 12000000));
 	}
 	print_message("# %d rounds were made for others, %d plans had lost rows\n", nr_owed % 1000,
 		nr_owed / 1000);
@@ -452,7 +419,7 @@ static int bring_back(struct worker *w)
 
 	while (rc == TERN_ERR_LOST_EXPERTS) {
 		rc = place(w, VERSION_BACK);
-		rc = rc ? rc : survive_all(w);
+		rc = rc ? rc : survive_all(survive, w);
 	}
 	return rc;
 }
@@ -462,7 +429,7 @@ static int round_with_losses(struct worker *w)
 	int rc = make_round(w);
 
 	while (rc == TERN_ERR_MEMBERS || rc == TERN_ERR_LOST_EXPERTS) {
-		rc = rc == TERN_ERR_MEMBERS ? survive_all(w) : rc;
+		rc = rc == TERN_ERR_MEMBERS ? survive_all(survive, w) : rc;
 		if (rc == TERN_ERR_LOST_EXPERTS) {
 			w->nr_lost++;
 			rc = bring_back(w);
@@ -489,7 +456,7 @@ static void loser_body(struct rank *rank)
 		rc = rc ? rc : round_with_losses(&w);
 		rc = rc ? rc : check_sums(&w);
 	}
-	rc = rc ? rc : stay_until_all_are_done(&w);
+	rc = rc ? rc : stay_until_all_are_done(rank, survive, &w);
 	if (rc < 0)
 		rank_fails(rank, "round %llu: %s", (unsigned long long)w.number, tern_last_error());
 	if (!w.nr_lost || w.version != VERSION_BACK)

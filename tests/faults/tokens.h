@@ -24,6 +24,10 @@ void tokens_draw(struct tokens *tokens, uint64_t *routes, uint64_t *elements);
 /* What an expert makes of an element, in a round that has that number. */
 float tokens_result(float x, uint64_t number, int32_t expert);
 
+/* What this rank's experts make of all that has come, in their places in y. */
+void tokens_serve(
+	const tern_moe *moe, const struct tern_received *received, float *y, uint64_t number);
+
 /* Else the rank's failure names round, token and element. `of` is for result. */
 int tokens_check(struct rank *rank, const struct tokens *tokens, float (*out)[HIDDEN],
 	uint64_t round, float (*result)(float x, uint64_t of, int32_t expert), uint64_t of);
