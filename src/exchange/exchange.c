@@ -292,9 +292,8 @@ static int find_nodes(tern_moe *moe)
 static int plan_layout(tern_moe *moe)
 {
 	struct channel_shape channels;
-	int rc = find_nodes(moe);
+	int rc = choose_chunks(&moe->config, moe->topology.nr_nodes);
 
-	rc = rc ? rc : choose_chunks(&moe->config, moe->topology.nr_nodes);
 	rc = rc ? rc : choose_threads(&moe->config);
 	if (rc)
 		return rc;
@@ -370,16 +369,6 @@ static int check_late_weights(const struct tern_moe_config *c)
 		c->elastic, c->gate_rows, c->replica_ranks);
 }
 
-static bool on_one_node(const tern_moe *moe)
-{
-	const tern_group *group = moe->group;
-
-	for (uint32_t r = 0; r < moe->nr_ranks; r++)
-		if (group->peers[r].node != group->peers[moe->rank].node)
-			return false;
-	return true;
-}
-
 /* Up to so many tokens low latency's pair takes less, or hardly more where a few tokens take a
  * quarter of the time: measured on 2 x H200 and 4 x H100 (docs/benchmarks.md). Gates are where all
  * plans have room; between nodes nothing was measured. */
@@ -389,7 +378,7 @@ static uint32_t most_low_tokens(const tern_moe *moe)
 
 	if (!c->device)
 		return 256;
-	if (c->gate_rows || !on_one_node(moe))
+	if (c->gate_rows || moe->topology.nr_nodes > 1)
 		return moe->nr_ranks <= 2 ? 2048 : 1024;
 	return moe->nr_ranks <= 2 ? 4096 : moe->nr_ranks <= 4 ? 2048 : 1024;
 }
@@ -419,8 +408,11 @@ static int exchange_plan(tern_moe *moe, const struct tern_moe_config *theirs)
 	rc = rc ? rc : check_choices(config);
 	rc = rc ? rc : check_sizes(config, moe->nr_ranks);
 	rc = rc ? rc : check_dtypes(config);
+	rc = rc ? rc : find_nodes(moe);
+	if (rc)
+		return rc;
 	moe->config.mode = choose_mode(moe);
-	rc = rc ? rc : check_elastic(moe);
+	rc = check_elastic(moe);
 	rc = rc ? rc : check_masks(config);
 	rc = rc ? rc : check_late_weights(config);
 	rc = rc ? rc : elastic_offer_open(moe);

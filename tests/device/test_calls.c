@@ -549,21 +549,19 @@ static void wrong_exchanges(struct rank *rank)
 	}
 }
 
-/* What TERN_AUTO chooses on one node: between two ranks up to 4096 tokens low latency, and with
- * gates up to 2048; else half as many. */
+/* What TERN_AUTO chooses between two ranks of a node: up to 4096 tokens low latency, and with gates
+ * up to 2048. */
 static void default_mode(struct rank *rank)
 {
 	static const struct {
 		uint32_t tokens, gate_rows;
-	} cases[] = {{64, 0}, {2048, 0}, {2049, 0}, {4096, 0}, {4097, 0}, {1024, 64}, {1025, 64},
-		{2048, 64}, {2049, 64}};
+	} cases[] = {{64, 0}, {2048, 0}, {2049, 0}, {4096, 0}, {4097, 0}, {2048, 64}, {2049, 64}};
 	const struct job *job = rank->ctx;
-	uint32_t half = NR_RANKS <= 2 ? 1 : 2;
 
 	device_choose(ops, (uint32_t)rank->rank);
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		struct tern_moe_config config = job->config;
-		bool low = cases[i].tokens <= (cases[i].gate_rows ? 2048 : 4096) / half;
+		bool low = cases[i].tokens <= (cases[i].gate_rows ? 2048u : 4096u);
 		tern_moe *moe = NULL;
 		int mode;
 
