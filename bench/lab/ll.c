@@ -98,8 +98,9 @@ static struct lab_way shape_way(
 		way.result_vectors = cell_vectors[0];
 	}
 	way.share = turn % 2 ? nr_ranks : 1;
-	way.dispatch = way.combine =
-		(struct gpu_launch){s->blocks, s->warps, s->send, s->early, 0, 0, 0};
+	way.dispatch = ll_blocks(s->blocks, s->warps, s->send);
+	way.dispatch.early = s->early;
+	way.combine = way.dispatch;
 	if (format == GPU_FLAG128 && way.result_vectors <= 2 && !s->at_home && turn % 2)
 		way.combine.send_warps = s->warps; /* all send, and then receive */
 	return way;

@@ -73,8 +73,7 @@ static void add_launches(const struct lab *lab, struct ways *ways, const struct 
 	const uint32_t(*grid)[3] = t->tokens <= 16 ? few : many;
 
 	for (uint32_t i = 0; i < (t->tokens <= 16 ? NR(few) : NR(many)); i++) {
-		struct gpu_launch launch = {
-			grid[i][0], grid[i][1], grid[i][2], 0, 0, LL_ALL_PLANS, 0, 0};
+		struct gpu_launch launch = ll_blocks(grid[i][0], grid[i][1], grid[i][2]);
 
 		add_way(lab, ways, dispatch, nr_vectors, launch, 1);
 		launch.send_warps = launch.nr_warps;
@@ -193,12 +192,18 @@ static struct lab_way rule_way(const struct lab *lab, const struct target *t)
 	struct row_geometry row = row_geometry_of(GPU_FLAG128, t->fp8,
 				    (uint32_t)job_received_bytes(lab->job), row_vectors),
 			    result = row_geometry_of(GPU_FLAG128, 0, y_bytes, result_vectors);
+	struct ll_sizes sizes = {.row = &row,
+		.nr_ranks = lab->nr_ranks,
+		.nr_tokens = t->tokens,
+		.max_tokens = t->tokens,
+		.scaled = t->fp8,
+		.quantised = t->fp8};
 
 	return (struct lab_way){.row_vectors = row_vectors,
 		.result_vectors = result_vectors,
-		.share = ll_rule_share(t->fp8, t->tokens, lab->nr_ranks, &row),
-		.dispatch = ll_rule_dispatch(t->tokens, lab->nr_ranks, &row, t->fp8, 0),
-		.combine = ll_rule_combine(t->tokens, lab->nr_ranks, &result, 1,
+		.share = ll_rule_share(&sizes),
+		.dispatch = ll_rule_dispatch(&sizes),
+		.combine = ll_rule_combine(t->tokens, t->tokens, lab->nr_ranks, &result, true,
 			ll_combine_whole(&lab->ranks[0].combine))};
 }
 

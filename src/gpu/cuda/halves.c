@@ -179,37 +179,31 @@ int device_exchange_sizes(
 	return rc;
 }
 
-static struct gpu_launch ll_launch(const struct device_exchange *x, const struct gpu_dispatch *d)
+static struct ll_sizes sizes_of(const struct device_exchange *x, const struct gpu_dispatch *d)
 {
-	const struct row_geometry *row = &d->exchange.row;
-	uint32_t nr_tokens = d->nr_tokens, nr_ranks = d->exchange.nr_ranks;
-	bool quantised = d->kind != GPU_X_COPY && d->kind != GPU_X_GIVEN;
-	struct gpu_launch launch =
-		ll_rule_dispatch(nr_tokens, nr_ranks, row, quantised, (int)d->by_source);
-
-	if (!x->internode && !d->gate.row_bits && ll_rule_sliced(nr_tokens, nr_ranks))
-		return ll_rule_slices(nr_tokens, nr_ranks, row, d->kind != GPU_X_COPY, quantised);
-	if (d->noted_tokens && nr_tokens <= d->noted_tokens) {
-		launch.notes = LL_EITHER;
-	} else if (x->layout.sliced) {
-		launch.notes = LL_SLICES;
-		launch.helps = quantised;
-		launch.keeps = !quantised;
-	}
-	return launch;
+	return (struct ll_sizes){.row = &d->exchange.row,
+		.nr_ranks = d->exchange.nr_ranks,
+		.nr_tokens = d->nr_tokens,
+		.max_tokens = d->exchange.max_tokens,
+		.noted_tokens = d->noted_tokens,
+		.sliced = x->layout.sliced,
+		.may_slice = !x->internode && !d->gate.row_bits,
+		.scaled = d->kind != GPU_X_COPY,
+		.quantised = d->kind != GPU_X_COPY && d->kind != GPU_X_GIVEN,
+		.by_source = d->by_source};
 }
 
 static int put_dispatch(struct device_exchange *x, const struct device_call *call)
 {
 	struct gpu_dispatch *d = &x->slots[call->slot].dispatch;
+	struct ll_sizes sizes;
 	struct gpu_launch launch;
 
 	if (x->config.mode == TERN_HIGH_THROUGHPUT)
 		return put_ht_dispatch(x, call);
-	d->by_share = gpu_divisor_of(ll_rule_share(
-		d->kind != GPU_X_COPY, d->nr_tokens, d->exchange.nr_ranks, &d->exchange.row));
-	launch = ll_rule_beside_many(ll_launch(x, d), d->exchange.max_tokens);
-	launch = fit_launch(x, call, launch);
+	sizes = sizes_of(x, d);
+	d->by_share = gpu_divisor_of(ll_rule_share(&sizes));
+	launch = fit_launch(x, call, ll_rule_dispatch(&sizes));
 	return cuda_check(ll_dispatch_launch(d, &launch, call->stream), "the dispatch kernel");
 }
 
@@ -287,9 +281,8 @@ static int launch_combine(struct device_exchange *x, const struct device_call *c
 
 	c->roles = call->roles;
 	c->exchange.wait_ns = call->wait_ns;
-	launch = ll_rule_combine(d->nr_tokens, c->exchange.nr_ranks, &c->exchange.result,
-		!d->by_source && !c->exchange.at_home, ll_combine_whole(c));
-	launch = ll_rule_beside_many(launch, c->exchange.max_tokens);
+	launch = ll_rule_combine(d->nr_tokens, c->exchange.max_tokens, c->exchange.nr_ranks,
+		&c->exchange.result, !d->by_source && !c->exchange.at_home, ll_combine_whole(c));
 	launch = fit_launch(x, call, launch);
 	if (x->config.mode == TERN_HIGH_THROUGHPUT) {
 		launch = ht_launch(x, call);

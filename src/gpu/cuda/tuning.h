@@ -34,44 +34,61 @@ struct gpu_launch {
 	uint32_t keeps;      /* likewise: rows for this rank pass through no window */
 };
 
+/* ---- low latency ----------------------------------------------------------------------------- */
+
+/* What a dispatch's launch follows. */
+struct ll_sizes {
+	const struct row_geometry *row;
+	uint32_t nr_ranks, nr_tokens, max_tokens;
+	uint32_t noted_tokens;  /* as struct device_layout's, and so is sliced */
+	bool sliced, may_slice; /* may: neither gates nor other nodes */
+	bool scaled, quantised; /* quantised: here */
+	bool by_source;
+};
+
+/* Blocks of so many warps, of which so many send. */
+static inline struct gpu_launch ll_blocks(
+	uint32_t nr_blocks, uint32_t nr_warps, uint32_t send_warps)
+{
+	struct gpu_launch launch = {
+		nr_blocks, nr_warps, send_warps, 0, 0, LL_ALL_PLANS, 0, 0}; /* C++ warns of less */
+
+	return launch;
+}
+
 /* So large that rows, and not their number, decide what is best. */
-static inline int ll_rule_large(const struct row_geometry *row)
+static inline bool ll_rule_large(const struct row_geometry *row)
 {
 	return row->row_bytes > 8192;
 }
 
 /* How many warps of 16 send the more than 64 tokens that each of two ranks has. The smaller a row,
  * and where it is neither quantised nor copied for several experts, the fewer keep NVLink busy. */
-static inline uint32_t ll_rule_two_senders(
-	uint32_t nr_tokens, const struct row_geometry *row, int quantised, int by_source)
+static inline uint32_t ll_rule_two_senders(const struct ll_sizes *s)
 {
-	if (by_source && !quantised)
-		return ll_rule_large(row) ? 5 : 4;
-	if (row->row_bytes <= 4096 && nr_tokens > 256)
+	if (s->by_source && !s->quantised)
+		return ll_rule_large(s->row) ? 5 : 4;
+	if (s->row->row_bytes <= 4096 && s->nr_tokens > 256)
 		return 4;
-	return row->row_bytes <= 6144 && !quantised ? 5 : 6;
-}
-
-static inline bool ll_rule_sliced(uint32_t nr_tokens, uint32_t nr_ranks)
-{
-	return (uint64_t)nr_tokens * nr_ranks > SLICES_FROM;
+	return s->row->row_bytes <= 6144 && !s->quantised ? 5 : 6;
 }
 
 /* Rows that are quantised keep those that send busy, who then help the others. Of two ranks, half
  * of many tokens' rows are a rank's own: best taken from x, but not where they would be quantised
  * twice.
  */
-static inline struct gpu_launch ll_rule_slices(uint32_t nr_tokens, uint32_t nr_ranks,
-	const struct row_geometry *row, int scaled, int quantised)
+static inline struct gpu_launch ll_rule_slices(const struct ll_sizes *s)
 {
-	struct gpu_launch launch = {132, 16, 7, 0, 0, LL_SLICES, quantised != 0, 0};
-	bool large = ll_rule_large(row), busy = scaled && row->row_bytes > 4096;
+	struct gpu_launch launch = ll_blocks(132, 16, 7);
+	bool large = ll_rule_large(s->row), busy = s->scaled && s->row->row_bytes > 4096;
 
-	if (!quantised && nr_ranks <= 2 && nr_tokens > 768) {
+	launch.notes = LL_SLICES;
+	launch.helps = s->quantised;
+	if (!s->quantised && s->nr_ranks <= 2 && s->nr_tokens > 768) {
 		launch.helps = launch.keeps = 1;
-		if (!scaled)
+		if (!s->scaled)
 			launch.send_warps = large ? 10 : 9;
-	} else if (quantised || nr_ranks <= 2 ? busy && nr_tokens <= 768 : busy || large) {
+	} else if (s->quantised || s->nr_ranks <= 2 ? busy && s->nr_tokens <= 768 : busy || large) {
 		launch.send_warps = 6;
 	}
 	return launch;
@@ -80,75 +97,23 @@ static inline struct gpu_launch ll_rule_slices(uint32_t nr_tokens, uint32_t nr_r
 /* With few rows, few blocks, which start and end sooner. With many, few warps that send: more would
  * only wait for NVLink, and take the place of those that receive; but large rows that travel as
  * they are, and two ranks, ask for more. */
-static inline struct gpu_launch ll_rule_dispatch(uint32_t nr_tokens, uint32_t nr_ranks,
-	const struct row_geometry *row, int quantised, int by_source)
+static inline struct gpu_launch ll_rule_all_plans(const struct ll_sizes *s)
 {
-	static const struct gpu_launch one = {24, 8, 4, 0, 0, LL_ALL_PLANS, 0, 0},
-				       little = {48, 8, 4, 0, 0, LL_ALL_PLANS, 0, 0},
-				       few = {96, 16, 8, 0, 0, LL_ALL_PLANS, 0, 0},
-				       some = {96, 16, 4, 0, 0, LL_ALL_PLANS, 0, 0},
-				       more = {112, 16, 4, 0, 0, LL_ALL_PLANS, 0, 0},
-				       many = {132, 16, 2, 0, 0, LL_ALL_PLANS, 0, 0},
-				       large = {132, 16, 6, 0, 0, LL_ALL_PLANS, 0, 0};
+	uint32_t nr_tokens = s->nr_tokens;
+	bool two = s->nr_ranks <= 2;
 
 	if (nr_tokens <= 2)
-		return one;
-	if (nr_ranks <= 2 && nr_tokens * (row->nr_segments + 1) <= 96)
-		return little;
+		return ll_blocks(24, 8, 4);
+	if (two && nr_tokens * (s->row->nr_segments + 1) <= 96)
+		return ll_blocks(48, 8, 4);
 	if (nr_tokens <= 16)
-		return few;
-	if (nr_ranks <= 2 && nr_tokens > 64)
-		return (struct gpu_launch){132, 16,
-			ll_rule_two_senders(nr_tokens, row, quantised, by_source), 0, 0,
-			LL_ALL_PLANS, 0, 0};
-	if (nr_ranks <= 2)
-		return some;
-	return nr_tokens <= 32 ? some : nr_tokens <= 64 ? more : ll_rule_large(row) ? large : many;
-}
-
-/* Where all warps send, and then receive: at least as many as there are segments of sums, of other
- * ranks' tokens and of this rank's, or some have two, one after the other; and few blocks. */
-static inline struct gpu_launch ll_rule_whole(uint32_t nr_segments, uint32_t nr_ranks)
-{
-	static const struct gpu_launch one = {24, 8, 8, 0, 1, LL_ALL_PLANS, 0, 0},
-				       little = {24, 16, 16, 0, 1, LL_ALL_PLANS, 0, 0},
-				       few = {64, 16, 16, 0, 1, LL_ALL_PLANS, 0, 0},
-				       some = {96, 16, 16, 0, 1, LL_ALL_PLANS, 0, 0},
-				       all = {132, 16, 16, 0, 1, LL_ALL_PLANS, 0, 0};
-
-	if (nr_segments <= (nr_ranks <= 2 ? 192 : 128))
-		return one;
-	if (nr_ranks <= 2 && nr_segments <= 384)
-		return little;
-	return nr_segments <= 800 ? few : nr_segments <= 1500 ? some : all;
-}
-
-/* summed: a result is a sum of several rows here, each as large as the result. whole: all warps can
- * send, and then receive; results that take NVLink longer than a kernel takes to begin and end are
- * better sent while others are received. */
-static inline struct gpu_launch ll_rule_combine(uint32_t nr_tokens, uint32_t nr_ranks,
-	const struct row_geometry *result, int summed, int whole)
-{
-	static const struct gpu_launch one = {64, 16, 4, 0, 0, LL_ALL_PLANS, 0, 0},
-				       few = {96, 16, 8, 0, 0, LL_ALL_PLANS, 0, 0},
-				       some = {132, 16, 8, 0, 0, LL_ALL_PLANS, 0, 0},
-				       many = {132, 16, 9, 0, 0, LL_ALL_PLANS, 0, 0},
-				       small = {112, 16, 10, 0, 0, LL_ALL_PLANS, 0, 0},
-				       two_small = {132, 16, 10, 0, 0, LL_ALL_PLANS, 0, 0},
-				       two_large = {132, 16, 7, 0, 1, LL_ALL_PLANS, 0, 0},
-				       two_whole_rows = {132, 16, 9, 0, 0, LL_ALL_PLANS, 0, 0};
-	bool short_of_links = (uint64_t)nr_tokens * result->row_bytes <= 2000000;
-
-	if (whole && (nr_ranks <= 2 ? short_of_links : nr_tokens * result->nr_segments <= 900))
-		return ll_rule_whole(nr_ranks * nr_tokens * result->nr_segments, nr_ranks);
-	if (nr_tokens <= 16)
-		return nr_tokens <= 2 ? one : few;
-	if (nr_ranks > 2)
-		return nr_tokens <= 64 || ll_rule_large(result) ? many : small;
-	return nr_tokens <= 64                   ? some
-	       : !summed && !short_of_links      ? two_whole_rows
-	       : summed && ll_rule_large(result) ? two_large
-						 : two_small;
+		return ll_blocks(96, 16, 8);
+	if (nr_tokens <= (two ? 64 : 32))
+		return ll_blocks(96, 16, 4);
+	if (two)
+		return ll_blocks(132, 16, ll_rule_two_senders(s));
+	return nr_tokens <= 64 ? ll_blocks(112, 16, 4)
+			       : ll_blocks(132, 16, ll_rule_large(s->row) ? 6 : 2);
 }
 
 /* Who has few tokens may be sent thousands, and does not know it: where there can be so many, at
@@ -169,21 +134,81 @@ static inline struct gpu_launch ll_rule_beside_many(struct gpu_launch launch, ui
 	return launch;
 }
 
+static inline struct gpu_launch ll_rule_dispatch(const struct ll_sizes *s)
+{
+	struct gpu_launch launch;
+
+	if (s->may_slice && (uint64_t)s->nr_tokens * s->nr_ranks > SLICES_FROM)
+		return ll_rule_slices(s);
+	launch = ll_rule_beside_many(ll_rule_all_plans(s), s->max_tokens);
+	if (s->noted_tokens && s->nr_tokens <= s->noted_tokens) {
+		launch.notes = LL_EITHER;
+	} else if (s->sliced) {
+		launch.notes = LL_SLICES;
+		launch.helps = s->quantised;
+		launch.keeps = !s->quantised;
+	}
+	return launch;
+}
+
+/* Where all warps send, and then receive: at least as many as there are segments of sums, of other
+ * ranks' tokens and of this rank's, or some have two, one after the other; and few blocks. */
+static inline struct gpu_launch ll_rule_whole(uint32_t nr_segments, uint32_t nr_ranks)
+{
+	struct gpu_launch launch = ll_blocks(132, 16, 16);
+
+	if (nr_segments <= (nr_ranks <= 2 ? 192 : 128))
+		launch = ll_blocks(24, 8, 8);
+	else if (nr_ranks <= 2 && nr_segments <= 384)
+		launch = ll_blocks(24, 16, 16);
+	else if (nr_segments <= 1500)
+		launch = ll_blocks(nr_segments <= 800 ? 64 : 96, 16, 16);
+	launch.own = 1;
+	return launch;
+}
+
+/* summed: a result is a sum of several rows here, each as large as the result. whole: all warps can
+ * send, and then receive; results that take NVLink longer than a kernel takes to begin and end are
+ * better sent while others are received. */
+static inline struct gpu_launch ll_rule_combine(uint32_t nr_tokens, uint32_t max_tokens,
+	uint32_t nr_ranks, const struct row_geometry *result, bool summed, bool whole)
+{
+	bool short_of_links = (uint64_t)nr_tokens * result->row_bytes <= 2000000,
+	     large = ll_rule_large(result);
+	struct gpu_launch launch, large_sums = ll_blocks(132, 16, 7);
+
+	large_sums.own = 1;
+	if (whole && (nr_ranks <= 2 ? short_of_links : nr_tokens * result->nr_segments <= 900))
+		launch = ll_rule_whole(nr_ranks * nr_tokens * result->nr_segments, nr_ranks);
+	else if (nr_tokens <= 16)
+		launch = nr_tokens <= 2 ? ll_blocks(64, 16, 4) : ll_blocks(96, 16, 8);
+	else if (nr_ranks > 2)
+		launch = nr_tokens <= 64 || large ? ll_blocks(132, 16, 9) : ll_blocks(112, 16, 10);
+	else if (nr_tokens <= 64)
+		launch = ll_blocks(132, 16, 8);
+	else if (!summed && !short_of_links)
+		launch = ll_blocks(132, 16, 9);
+	else if (!summed || !large)
+		launch = ll_blocks(132, 16, 10);
+	else
+		launch = large_sums;
+	return ll_rule_beside_many(launch, max_tokens);
+}
+
 /* How many warps share the destinations of one segment. Each quantises it, which rows that travel
  * as they are need not. */
-static inline uint32_t ll_rule_share(
-	int scaled, uint32_t nr_tokens, uint32_t nr_ranks, const struct row_geometry *row)
+static inline uint32_t ll_rule_share(const struct ll_sizes *s)
 {
-	uint32_t most = nr_tokens <= 2       ? 4
-			: nr_tokens <= 16    ? 1
-			: nr_tokens <= 64    ? 2
-			: ll_rule_large(row) ? 4
-			: scaled             ? 1
-					     : 2;
+	uint32_t most = s->nr_tokens <= 2       ? 4
+			: s->nr_tokens <= 16    ? 1
+			: s->nr_tokens <= 64    ? 2
+			: ll_rule_large(s->row) ? 4
+			: s->scaled             ? 1
+						: 2;
 
-	if (nr_ranks <= 2 && nr_tokens > 2)
-		most = nr_tokens > 64 && !scaled ? 2 : 1;
-	return nr_ranks < most ? nr_ranks : most;
+	if (s->nr_ranks <= 2 && s->nr_tokens > 2)
+		most = s->nr_tokens > 64 && !s->scaled ? 2 : 1;
+	return s->nr_ranks < most ? s->nr_ranks : most;
 }
 
 /* ---- high throughput ------------------------------------------------------------------------- */
