@@ -13,11 +13,7 @@
 set -u
 export LC_ALL=C.UTF-8 # figures with points
 cd "$(dirname "$0")/.." || exit 1
-# libfabric reads all names of the kernel, twice, in every process that begins to use it. Who may sees none here.
-if [ -z "${TERN_NO_KALLSYMS:-}" ] && unshare -m true 2>/dev/null; then
-	export TERN_NO_KALLSYMS=1
-	exec unshare -m sh -c 'mount --bind /dev/null /proc/kallsyms 2>/dev/null; exec "$0"' "$PWD/scripts/check.sh"
-fi
+. scripts/no_kallsyms.sh
 BUILD=${BUILD:-build}
 STAGES=${STAGES:-models vm plain python thread address memory fuzz}
 cores=$(nproc)

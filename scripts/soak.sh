@@ -4,6 +4,7 @@
 # depends on the time is taken and printed; a failure prints the command that repeats it. Ends with "N passed, N failed".
 set -u
 cd "$(dirname "$0")/.." || exit 1
+. scripts/no_kallsyms.sh
 BUILD=${BUILD:-build}
 limit=${SOAK_SECONDS:-600}
 seed=${SEED:-$(date +%s)}
