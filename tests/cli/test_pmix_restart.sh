@@ -38,7 +38,7 @@ strike() {
 	launcher=$!
 	while [ ! -s "$tmp/$1.0" ]; do kill -0 $launcher 2>/dev/null || break; done
 	victim=$(cat "$tmp/$1.0")
-	while [ "$(used "$victim")" -lt "$2" ]; do :; done
+	await_use "$victim" "$2"
 	kill -9 "$victim" 2>/dev/null
 	wait "$launcher"
 	code=$?
@@ -47,8 +47,11 @@ strike() {
 
 seed=$SEED
 rank=$((seed % 4))
-repeat=8
-until strike $rank $((8 + seed * 7 % 30)) $repeat || [ $repeat -ge 64 ]; do repeat=$((repeat * 2)); done
+ticks=$((8 + seed * 7 % 30))
+repeat=4
+until strike $rank $ticks $repeat || [ $repeat -ge 64 ] || [ $ticks -ge 2000 ]; do
+	if was_too_early; then ticks=$((ticks * 2)); else repeat=$((repeat * 2)); fi
+done
 [ $code -eq 0 ] || bad "exit code $code when rank $rank died"
 grep -q "rank $rank died; " "$tmp/out" || bad "rank $rank is not named"
 grep -q "rank $rank joined" "$tmp/out" || bad "rank $rank has not joined"
