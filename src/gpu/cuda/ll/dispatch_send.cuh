@@ -158,8 +158,9 @@ static __device__ __forceinline__ uint32_t token_in_turn(const struct gpu_dispat
 }
 
 /* Plans by the last warps, rows by all. The first loads do not wait to hear how many tokens there
- * are, or which round it is: the caller's buffers hold nr_tokens. False: rows for other nodes have
- * no numbers. */
+ * are, or which round it is: the caller's buffers hold nr_tokens. With slices tokens that are not
+ * sent lie between those that are, so later loads heed it. False: rows for other nodes have no
+ * numbers. */
 template <int FORMAT, int X, int ND, int CASE, bool FAR, bool SLICED, bool KEPT, bool GROUPED>
 static __device__ __forceinline__ bool send_all(
 	const struct gpu_dispatch *d, uint4 state, uint32_t warp, uint32_t nr_warps)
@@ -184,7 +185,8 @@ static __device__ __forceinline__ bool send_all(
 			break;
 		if (SLICED)
 			token = token_in_turn(d, token);
-		if (SLICED && token >= d->nr_tokens)
+		if (SLICED &&
+			token >= (i == warp ? d->nr_tokens : tokens_to_send(d, state, callers)))
 			continue;
 		if (token >= d->nr_tokens)
 			break;
