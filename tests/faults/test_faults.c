@@ -43,12 +43,10 @@ static void killed_body(struct rank *rank)
 }
 
 /* In each phase: before its dispatch, with rows sent, with rows received, with results sent. */
-static void killed_in_each_phase(void **state)
+static void kill_in_each_phase(enum tern_mode mode)
 {
 	static const int nr_ranks[] = {3, 2, 4};
 
-	(void)state;
-	BOTH_MODES(mode)
 	for (int i = 0; i < scaled(3); i++)
 		for (int nr_halves = 0; nr_halves < 4; nr_halves++) {
 			struct scene *s = scene_open(nr_ranks[i], mode);
@@ -57,6 +55,18 @@ static void killed_in_each_phase(void **state)
 			s->halves = nr_halves;
 			scene_play(s, killed_body, SIGKILL);
 		}
+}
+
+static void killed_in_each_phase_ll(void **state)
+{
+	(void)state;
+	kill_in_each_phase(TERN_LOW_LATENCY);
+}
+
+static void killed_in_each_phase_ht(void **state)
+{
+	(void)state;
+	kill_in_each_phase(TERN_HIGH_THROUGHPUT);
 }
 
 static void killed_anywhere_body(struct rank *rank)
@@ -438,7 +448,8 @@ static void killed_before_creation(void **state)
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(killed_in_each_phase),
+		cmocka_unit_test(killed_in_each_phase_ll),
+		cmocka_unit_test(killed_in_each_phase_ht),
 		cmocka_unit_test(killed_anywhere),
 		cmocka_unit_test(death_is_told_apart),
 		cmocka_unit_test(without_pidfds),
