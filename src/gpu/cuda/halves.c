@@ -273,31 +273,43 @@ static int put_internode_combine(
 	return rc;
 }
 
-static int launch_combine(struct device_exchange *x, const struct device_call *call)
+static int launch_ll_combine(struct device_exchange *x, const struct device_call *call)
 {
 	struct gpu_combine *c = &x->slots[call->slot].combine;
 	const struct gpu_dispatch *d = &x->slots[call->slot].dispatch;
-	struct gpu_launch launch;
+	struct gpu_launch launch = ll_rule_combine(d->nr_tokens, c->exchange.max_tokens,
+		c->exchange.nr_ranks, &c->exchange.result, !d->by_source && !c->exchange.at_home,
+		ll_combine_whole(c));
+
+	launch = fit_launch(x, call, launch);
+	if (c->release)
+		launch.nr_blocks = 1;
+	return cuda_check(ll_combine_launch(c, &launch, call->stream), "the combine kernel");
+}
+
+static int launch_ht_combine(struct device_exchange *x, const struct device_call *call)
+{
+	struct device_slot *s = &x->slots[call->slot];
+	struct gpu_launch launch = ht_launch(x, call);
+
+	/* Its blocks would wait on other SMs than the dispatch's: they do behind gates. */
+	launch.early = launch.early && (!call->nr_sms || s->combine.gate.marks);
+	if (x->internode && !s->combine.release)
+		return put_internode_combine(x, call, &launch);
+	if (s->combine.release)
+		launch.nr_blocks = 1;
+	return cuda_check(ht_combine_launch(&s->combine, &s->ht, &launch, call->stream),
+		"the combine kernel");
+}
+
+static int launch_combine(struct device_exchange *x, const struct device_call *call)
+{
+	struct gpu_combine *c = &x->slots[call->slot].combine;
 
 	c->roles = call->roles;
 	c->exchange.wait_ns = call->wait_ns;
-	launch = ll_rule_combine(d->nr_tokens, c->exchange.max_tokens, c->exchange.nr_ranks,
-		&c->exchange.result, !d->by_source && !c->exchange.at_home, ll_combine_whole(c));
-	launch = fit_launch(x, call, launch);
-	if (x->config.mode == TERN_HIGH_THROUGHPUT) {
-		launch = ht_launch(x, call);
-		/* Its blocks would wait on other SMs than the dispatch's: they do behind gates. */
-		launch.early = launch.early && (!call->nr_sms || c->gate.marks);
-	}
-	if (x->config.mode == TERN_HIGH_THROUGHPUT && x->internode && !c->release)
-		return put_internode_combine(x, call, &launch);
-	if (c->release)
-		launch.nr_blocks = 1;
-	if (x->config.mode == TERN_HIGH_THROUGHPUT)
-		return cuda_check(
-			ht_combine_launch(c, &x->slots[call->slot].ht, &launch, call->stream),
-			"the combine kernel");
-	return cuda_check(ll_combine_launch(c, &launch, call->stream), "the combine kernel");
+	return x->config.mode == TERN_HIGH_THROUGHPUT ? launch_ht_combine(x, call)
+						      : launch_ll_combine(x, call);
 }
 
 /* What goes beside results: ahead of the kernels that sum and send them. */
