@@ -172,29 +172,46 @@ static int show(struct program *p, bool first, struct fault *fault)
 	return 0;
 }
 
-/* Of those that were there before: who comes in rank 0's place knows of nobody's death. */
-static bool speaks_of(const struct program *p, const struct moe_change *change)
+/* Who tells of the first of these changes: the lowest rank that was there before it, and since. Who
+ * comes in rank 0's place knows of nobody's death. */
+static uint32_t teller(const struct moe_change *changes, uint32_t nr)
 {
-	const struct tern_view *view = &change->view;
-	uint32_t rank = 0;
+	for (uint32_t rank = 0; rank < 255; rank++) {
+		uint64_t bit = 1ull << rank % 64;
+		bool there = changes->view.alive[rank / 64] & bit;
 
-	while (rank < 255 &&
-		!((view->alive[rank / 64] & ~view->joined[rank / 64]) >> rank % 64 & 1))
-		rank++;
-	return (uint32_t)tern_group_rank(p->group) == rank;
+		for (uint32_t i = 0; i < nr; i++)
+			there = there && !((changes[i].view.joined[rank / 64] |
+						   changes[i].view.gone[rank / 64]) &
+						 bit);
+		if (there)
+			return rank;
+	}
+	return 255;
+}
+
+/* A lower rank that tells of a change may die before it has: then this one does. */
+static void show_new_changes(struct program *p)
+{
+	uint32_t nr, me = (uint32_t)tern_group_rank(p->group), who = me;
+	const struct moe_change *changes = moe_tern_changes(p->moe, &nr);
+
+	while (p->nr_shown < nr && who >= me) {
+		who = teller(&changes[p->nr_shown], nr - p->nr_shown);
+		if (who == me)
+			show_change(&changes[p->nr_shown]);
+		p->nr_shown += who >= me;
+	}
 }
 
 /* Also who died since the last step; while texts are shown alive, at the end. */
 static void show_elastic(void *ctx, uint32_t step)
 {
 	struct program *p = ctx;
-	uint32_t nr;
-	const struct moe_change *changes = moe_tern_changes(p->moe, &nr);
 
-	for (; !p->live && p->nr_shown < nr; p->nr_shown++)
-		if (speaks_of(p, &changes[p->nr_shown]))
-			show_change(&changes[p->nr_shown]);
-	if (p->live && is_first(p) && step % STEPS_BETWEEN_SHOWS == 0)
+	if (!p->live)
+		show_new_changes(p);
+	else if (is_first(p) && step % STEPS_BETWEEN_SHOWS == 0)
 		show_live(&p->options, &p->texts, step == 0);
 }
 
