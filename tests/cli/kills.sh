@@ -36,6 +36,16 @@ begin() {
 # machine has other work. The others end then, and say so.
 was_too_early() { grep -qE '(joining the other ranks|creating an exchange|a store of experts|backups of experts): ' "$tmp/err"; }
 
+# strike_in_time RANK TICKS: `strike RANK TICKS REPEAT`, which fails where it was too early, and is made with more ticks
+# then, or too late, and is made in a longer run
+strike_in_time() {
+	ticks=$2
+	repeat=4
+	until strike "$1" "$ticks" "$repeat" || [ "$repeat" -ge 64 ] || [ "$ticks" -ge 2000 ]; do
+		if was_too_early; then ticks=$((ticks * 2)); else repeat=$((repeat * 2)); fi
+	done
+}
+
 # all_well: the last line, and the exit code
 all_well() {
 	[ $failures -eq 0 ] && echo "all well"

@@ -47,11 +47,7 @@ strike() {
 
 seed=$SEED
 rank=$((seed % 4))
-ticks=$((8 + seed * 7 % 30))
-repeat=4
-until strike $rank $ticks $repeat || [ $repeat -ge 64 ] || [ $ticks -ge 2000 ]; do
-	if was_too_early; then ticks=$((ticks * 2)); else repeat=$((repeat * 2)); fi
-done
+strike_in_time $rank $((8 + seed * 7 % 30))
 [ $code -eq 0 ] || bad "exit code $code when rank $rank died"
 grep -q "rank $rank died; " "$tmp/out" || bad "rank $rank is not named"
 grep -q "rank $rank joined" "$tmp/out" || bad "rank $rank has not joined"

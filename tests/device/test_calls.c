@@ -555,7 +555,8 @@ static void default_mode(struct rank *rank)
 {
 	static const struct {
 		uint32_t tokens, gate_rows;
-	} cases[] = {{64, 0}, {2048, 0}, {2049, 0}, {4096, 0}, {4097, 0}, {2048, 64}, {2049, 64}};
+	} cases[] = {{64, 0}, {2048, 0}, {2049, 0}, {4096, 0}, {4097, 0}, {1024, 64}, {1025, 64},
+		{2048, 64}, {2049, 64}};
 	const struct job *job = rank->ctx;
 
 	device_choose(ops, (uint32_t)rank->rank);

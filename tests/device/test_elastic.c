@@ -705,7 +705,7 @@ static void dies_at_any_moment(void **state)
 		struct scene *s = begin((int)(i % nr_ranks), -1);
 
 		by_graph = i % 2 == 0;
-		nr_owed += kill_victim(s, rank_body, random_below(&random, most_ns));
+		nr_owed += kill_victims(s, rank_body, random_below(&random, most_ns), 0);
 	}
 	print_message("# %d rounds were made for others\n", nr_owed);
 }
@@ -724,22 +724,12 @@ static void two_die(void **state)
 	nr_rounds = rounds_of_a_scene();
 	for (uint64_t i = 0; i < nr; i++) {
 		struct scene *s = begin((int)(i % 4), -1);
-		struct timespec delay = {.tv_nsec = (long)random_below(&random, most_ns / 4)},
-				between = {.tv_nsec = i % 3 ? (long)random_below(&random, most_ns)
-							    : 0};
-		pid_t pids[MAX_PROCESSES];
+		uint64_t first_ns = random_below(&random, most_ns / 4),
+			 between_ns = i % 3 ? random_below(&random, most_ns) : 0;
 
 		by_graph = i % 2 == 0;
 		s->other_victim = (s->victim + 1 + (int)(i / 4 % 3)) % 4;
-		scene_start(s, rank_body, pids);
-		await_progress(s);
-		nanosleep(&delay, NULL);
-		kill(pids[s->victim], SIGKILL);
-		nanosleep(&between, NULL);
-		kill(pids[s->other_victim], SIGKILL);
-		atomic_store(&s->fate_ns, now_ns());
-		scene_finish(s, pids, SIGKILL);
-		scene_close(s);
+		(void)kill_victims(s, rank_body, first_ns, between_ns);
 	}
 	nr_copies = 2;
 }

@@ -169,18 +169,23 @@ void await_fate(const struct scene *s)
 		nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
 }
 
-int kill_victim(struct scene *s, rank_main body, uint64_t delay_ns)
+int kill_victims(struct scene *s, rank_main body, uint64_t delay_ns, uint64_t between_ns)
 {
+	bool two = s->other_victim >= 0;
 	pid_t pids[MAX_PROCESSES];
 	int nr_rounds;
 
 	scene_start(s, body, pids);
 	await_progress(s);
 	nanosleep(&(struct timespec){.tv_nsec = (long)delay_ns}, NULL);
+	if (two) {
+		kill(pids[s->victim], SIGKILL);
+		nanosleep(&(struct timespec){.tv_nsec = (long)between_ns}, NULL);
+	}
 	atomic_store(&s->fate_ns, now_ns());
-	kill(pids[s->victim], SIGKILL);
+	kill(pids[two ? s->other_victim : s->victim], SIGKILL);
 	scene_finish(s, pids, SIGKILL);
-	if (atomic_load(&s->nr_told) != s->nr_ranks - 1)
+	if (!two && atomic_load(&s->nr_told) != s->nr_ranks - 1)
 		fail_msg("%d changes on %d ranks", atomic_load(&s->nr_told), s->nr_ranks - 1);
 	nr_rounds = atomic_load(&s->nr_rounds);
 	scene_close(s);

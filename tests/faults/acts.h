@@ -41,9 +41,9 @@ void fall_before_telling(struct rank *rank, const tern_moe *moe, int peer, int n
 void await_progress(const struct scene *scene);
 void await_fate(const struct scene *scene);
 
-/* The victim is killed so long after that; all others are told of one change. Closes the scene;
- * returns its nr_rounds. */
-int kill_victim(struct scene *scene, rank_main body, uint64_t delay_ns);
+/* The victim is killed so long after that, and the other victim, where there is one, so long after
+ * it. Of one victim all others are told once. Closes the scene; returns its nr_rounds. */
+int kill_victims(struct scene *scene, rank_main body, uint64_t delay_ns, uint64_t between_ns);
 
 /* What a rank does when members change, once: it may return TERN_ERR_MEMBERS again. */
 typedef int survive_once(void *worker);

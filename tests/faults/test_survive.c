@@ -262,7 +262,7 @@ static void kill_one(int nr_times)
 		s->elastic = true;
 		s->victim = i % 4;
 		s->halves = -1;
-		nr_owed += kill_victim(s, survivor_body, random_below(&random, 12000000));
+		nr_owed += kill_victims(s, survivor_body, random_below(&random, 12000000), 0);
 	}
 	print_message("# %d rounds were made for others\n", nr_owed);
 }
@@ -289,24 +289,15 @@ static void kill_two(int nr_times)
 	uint64_t random = seed ? strtoull(seed, NULL, 0) : 9;
 
 	for (int i = 0; i < nr_times; i++) {
-		pid_t pids[MAX_PROCESSES];
 		struct scene *s = scene_open(5, i & 1 ? TERN_LOW_LATENCY : TERN_HIGH_THROUGHPUT);
-		struct timespec first = {.tv_nsec = random_below(&random, 12000000)},
-				between = {.tv_nsec = i % 3 ? random_below(&random, 2000000) : 0};
+		uint64_t first_ns = random_below(&random, 12000000),
+			 between_ns = i % 3 ? random_below(&random, 2000000) : 0;
 
 		s->elastic = true;
 		s->halves = -1;
 		s->victim = i % 5;
 		s->other_victim = (s->victim + 1 + i / 5 % 4) % 5;
-		scene_start(s, survivor_body, pids);
-		await_progress(s);
-		nanosleep(&first, NULL);
-		kill(pids[s->victim], SIGKILL);
-		nanosleep(&between, NULL);
-		kill(pids[s->other_victim], SIGKILL);
-		atomic_store(&s->fate_ns, now_ns());
-		scene_finish(s, pids, SIGKILL);
-		scene_close(s);
+		(void)kill_victims(s, survivor_body, first_ns, between_ns);
 	}
 }
 

@@ -356,7 +356,7 @@ static void kill_one(int nr_times)
 		s->victim = i % NR_RANKS;
 		s->halves = -1;
 		s->job.config.wait_ms = i & 2 && !getenv("TERN_TEST_NODES") ? 0 : 30000;
-		nr_owed += kill_victim(s, survivor_body, random_below(&random, 12000000));
+		nr_owed += kill_victims(s, survivor_body, random_below(&random, 12000000), 0);
 	}
 	print_message("# %d rounds were made for others, %d plans had lost rows\n", nr_owed % 1000,
 		nr_owed / 1000);
