@@ -176,18 +176,15 @@ static int show(struct program *p, bool first, struct fault *fault)
  * comes in rank 0's place knows of nobody's death. */
 static uint32_t teller(const struct moe_change *changes, uint32_t nr)
 {
-	for (uint32_t rank = 0; rank < 255; rank++) {
-		uint64_t bit = 1ull << rank % 64;
-		bool there = changes->view.alive[rank / 64] & bit;
+	for (uint32_t word = 0; word < 4; word++) {
+		uint64_t there = changes->view.alive[word];
 
 		for (uint32_t i = 0; i < nr; i++)
-			there = there && !((changes[i].view.joined[rank / 64] |
-						   changes[i].view.gone[rank / 64]) &
-						 bit);
+			there &= ~(changes[i].view.joined[word] | changes[i].view.gone[word]);
 		if (there)
-			return rank;
+			return 64 * word + (uint32_t)__builtin_ctzll(there);
 	}
-	return 255;
+	return 256;
 }
 
 /* A lower rank that tells of a change may die before it has: then this one does. */

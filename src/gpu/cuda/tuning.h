@@ -56,6 +56,13 @@ static inline struct gpu_launch ll_blocks(
 	return launch;
 }
 
+/* This rank's own sums pass through no window. */
+static inline struct gpu_launch ll_own_sums(struct gpu_launch launch)
+{
+	launch.own = 1;
+	return launch;
+}
+
 /* So large that rows, and not their number, decide what is best. */
 static inline bool ll_rule_large(const struct row_geometry *row)
 {
@@ -155,16 +162,14 @@ static inline struct gpu_launch ll_rule_dispatch(const struct ll_sizes *s)
  * ranks' tokens and of this rank's, or some have two, one after the other; and few blocks. */
 static inline struct gpu_launch ll_rule_whole(uint32_t nr_segments, uint32_t nr_ranks)
 {
-	struct gpu_launch launch = ll_blocks(132, 16, 16);
-
 	if (nr_segments <= (nr_ranks <= 2 ? 192 : 128))
-		launch = ll_blocks(24, 8, 8);
-	else if (nr_ranks <= 2 && nr_segments <= 384)
-		launch = ll_blocks(24, 16, 16);
-	else if (nr_segments <= 1500)
-		launch = ll_blocks(nr_segments <= 800 ? 64 : 96, 16, 16);
-	launch.own = 1;
-	return launch;
+		return ll_own_sums(ll_blocks(24, 8, 8));
+	if (nr_ranks <= 2 && nr_segments <= 384)
+		return ll_own_sums(ll_blocks(24, 16, 16));
+	return ll_own_sums(ll_blocks(nr_segments <= 800    ? 64
+				     : nr_segments <= 1500 ? 96
+							   : 132,
+		16, 16));
 }
 
 /* summed: a result is a sum of several rows here, each as large as the result. whole: all warps can
@@ -175,9 +180,8 @@ static inline struct gpu_launch ll_rule_combine(uint32_t nr_tokens, uint32_t max
 {
 	bool short_of_links = (uint64_t)nr_tokens * result->row_bytes <= 2000000,
 	     large = ll_rule_large(result);
-	struct gpu_launch launch, large_sums = ll_blocks(132, 16, 7);
+	struct gpu_launch launch;
 
-	large_sums.own = 1;
 	if (whole && (nr_ranks <= 2 ? short_of_links : nr_tokens * result->nr_segments <= 900))
 		launch = ll_rule_whole(nr_ranks * nr_tokens * result->nr_segments, nr_ranks);
 	else if (nr_tokens <= 16)
@@ -186,12 +190,10 @@ static inline struct gpu_launch ll_rule_combine(uint32_t nr_tokens, uint32_t max
 		launch = nr_tokens <= 64 || large ? ll_blocks(132, 16, 9) : ll_blocks(112, 16, 10);
 	else if (nr_tokens <= 64)
 		launch = ll_blocks(132, 16, 8);
-	else if (!summed && !short_of_links)
-		launch = ll_blocks(132, 16, 9);
-	else if (!summed || !large)
-		launch = ll_blocks(132, 16, 10);
+	else if (summed)
+		launch = large ? ll_own_sums(ll_blocks(132, 16, 7)) : ll_blocks(132, 16, 10);
 	else
-		launch = large_sums;
+		launch = ll_blocks(132, 16, short_of_links ? 10 : 9);
 	return ll_rule_beside_many(launch, max_tokens);
 }
 
