@@ -68,6 +68,22 @@ static int check_layer(struct bench_args *args)
 	return 0;
 }
 
+static int check_tokens(struct bench_args *args)
+{
+	uint32_t most = args->graph_tokens ? args->graph_tokens : args->max_tokens;
+
+	if (args->graph_tokens && !args->max_tokens)
+		args->max_tokens = args->graph_tokens;
+	if (args->graph_tokens > args->max_tokens)
+		return args_wrong(args, "--graph-tokens is %u, more than --max-tokens, %u",
+			args->graph_tokens, args->max_tokens);
+	for (unsigned int i = 0; i < args->tokens.nr; i++)
+		if (most && (uint32_t)args->tokens.value[i] > most)
+			return args_wrong(args, "--tokens has %d, more than --%s-tokens, %u",
+				args->tokens.value[i], args->graph_tokens ? "graph" : "max", most);
+	return 0;
+}
+
 static int check(struct bench_args *args)
 {
 	const struct tern_moe_config *config = &args->job.config;
@@ -85,6 +101,11 @@ static int check(struct bench_args *args)
 		return args_wrong(args, "--overlap needs --device cuda");
 	if (args->overlap.nr > ARGS_MAX_OVERLAP)
 		return args_wrong(args, "--overlap has more than %d values", ARGS_MAX_OVERLAP);
+	if (args->graph_tokens &&
+		(config->device != TERN_DEVICE_CUDA || args->layer || args->overlap.nr))
+		return args_wrong(args,
+			"--graph-tokens needs --device cuda, and goes with neither --layer nor "
+			"--overlap");
 	if (check_layer(args))
 		return -1;
 	for (i = 0; i < args->nr_shapes; i++) {
@@ -110,11 +131,7 @@ static int check(struct bench_args *args)
 			return args_wrong(args, "--topk is %u, more than the %u experts",
 				shape->topk, shape->nr_experts);
 	}
-	for (i = 0; i < args->tokens.nr; i++)
-		if (args->max_tokens && (uint32_t)args->tokens.value[i] > args->max_tokens)
-			return args_wrong(args, "--tokens has %d, more than --max-tokens, %u",
-				args->tokens.value[i], args->max_tokens);
-	return 0;
+	return check_tokens(args);
 }
 
 void args_usage(const struct bench_args *args)

@@ -48,8 +48,9 @@ struct bench_args {
 	uint32_t jitter_us;
 	bool verify;
 	bool only_verify;
-	uint32_t rest_us; /* of devices, before timed rounds */
-	bool warm;        /* caches are not flushed before timed rounds */
+	uint32_t rest_us;      /* of devices, before timed rounds */
+	uint32_t graph_tokens; /* that these are captured for; 0: those of the case */
+	bool warm;             /* caches are not flushed before timed rounds */
 	bool quiet;
 	bool progress;
 	bool help;

@@ -42,6 +42,7 @@ static int device_time_rounds(struct bench *bench, struct device_timing *d, stru
 
 	d->rounds.cold = !bench->args->warm;
 	d->rounds.rest_ns = (uint64_t)bench->args->rest_us * 1000;
+	d->rounds.graph_tokens = bench->args->graph_tokens;
 	rc = trace_device_begin(bench->trace, &d->rounds);
 	rc = rc ? rc : device_rounds_prepare(&d->rounds);
 	if (!rc && d->overlap.rounds)

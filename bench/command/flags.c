@@ -326,6 +326,14 @@ const struct option_row bench_flags[] = {
 		.help = "on GPUs all ranks have met, and then do nothing for so long, before a "
 			"timed round "
 			"(default #)"},
+	{.name = "graph-tokens",
+		.argument = "N",
+		NUMBER(graph_tokens, 0, MOST_TOKENS),
+		.help = "on GPUs timed graphs are captured for N tokens, of which those of "
+			"--tokens "
+			"are sent, as their number in the GPU's memory says (default #: for as "
+			"many "
+			"as are sent)"},
 	{.name = "gates",
 		.argument = "N",
 		NUMBER(job.config.gate_rows, 0, 128),

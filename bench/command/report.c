@@ -445,6 +445,7 @@ static void put_settings(struct json *json, const struct report *report)
 	json_number(json, "threads", job->config.nr_threads);
 	json_number(json, "sms", args->nr_sms);
 	json_bool(json, "warm", args->warm);
+	json_number(json, "graph_tokens", args->graph_tokens);
 	json_number(json, "gates", job->config.gate_rows);
 	json_number(json, "replicas", job->nr_redundant);
 	json_number(json, "replica_choice", job->config.replicas);

@@ -306,11 +306,24 @@ int device_rounds_open(struct device_rounds *r, tern_group *group, const struct 
 
 /* ---- timed rounds ---------------------------------------------------------------------------- */
 
-int device_rounds_prepare(struct device_rounds *r)
+static int capture_timed(struct device_rounds *r, struct device_lane *lane)
 {
 	static const struct step pair[] = {{.piece = PIECE_DISPATCH}, {.piece = PIECE_COMBINE}};
+	uint32_t n = r->graph_tokens ? r->graph_tokens
+				     : job_nr_tokens(r->job, DEVICE_TIMED_ROUND, r->rank);
+	int rc = tern_moe_set_nr_tokens_at(
+		r->moe, 0, r->graph_tokens ? (const uint32_t *)lane->nr_tokens : NULL);
+
+	rc = rc ? rc : device_capture(r, &pair[0], 1, NULL, n, &lane->dispatch);
+	rc = rc ? rc : device_capture(r, &pair[1], 1, NULL, n, &lane->combine);
+	rc = rc ? rc : device_capture(r, pair, 2, NULL, n, &lane->pair);
+	rc = rc ? rc : tern_moe_set_nr_tokens_at(r->moe, 0, NULL);
+	return rc ? rc : device_passed_on(r, r->ops->stream_wait(lane->stream));
+}
+
+int device_rounds_prepare(struct device_rounds *r)
+{
 	struct device_lane *lane = &r->lanes[0];
-	uint32_t n = job_nr_tokens(r->job, DEVICE_TIMED_ROUND, r->rank);
 	int rc = device_rounds_upload(r, 0, DEVICE_TIMED_ROUND);
 
 	r->ops->graph_destroy(lane->dispatch);
@@ -322,11 +335,7 @@ int device_rounds_prepare(struct device_rounds *r)
 			  r, r->ops->fill(lane->y, 0x3c, device_lane_sizes(r).y, lane->stream));
 	if (!rc && r->cold)
 		rc = device_passed_on(r, r->ops->memory_create(FLUSHED_BYTES, &r->flushed));
-	rc = rc ? rc : device_capture(r, &pair[0], 1, NULL, n, &lane->dispatch);
-	rc = rc ? rc : device_capture(r, &pair[1], 1, NULL, n, &lane->combine);
-	rc = rc ? rc : device_capture(r, pair, 2, NULL, n, &lane->pair);
-	rc = rc ? rc : device_passed_on(r, r->ops->stream_wait(lane->stream));
-	return device_rounds_agree(r, rc);
+	return device_rounds_agree(r, rc ? rc : capture_timed(r, lane));
 }
 
 /* Are all ranks' windows mapped? The barrier's exchange has no rounds then. */

@@ -39,7 +39,9 @@ struct device_rounds {
 	bool cold; /* caches are flushed before each timed round, as what runs between two layers
 		      does; set before device_rounds_prepare */
 	void *flushed;
-	uint64_t rest_ns; /* between all ranks' coming and each timed round */
+	uint64_t rest_ns;      /* between all ranks' coming and each timed round */
+	uint32_t graph_tokens; /* timed graphs are captured for so many, and how many are sent
+				  stands on the device; 0: captured for those that are sent */
 	uint64_t positions;
 	uint8_t *memory, *host; /* host: pinned, for one slot's inputs or results */
 	uint64_t host_bytes, host_used;

@@ -33,7 +33,7 @@ good() {
 
 "$TERN" bench --help >"$DIR/out" 2>"$DIR/err" || complain "--help"
 for flag in ranks preset hidden experts topk tokens max-tokens mode dtype x-dtype scale payload combine-dtype layout reduce sweep threads \
-	weights align capacity slots replicas replica-choice moves replica-ranks spread no-weights routing drop uneven seed input iters warmup wait first-epoch jitter verify \
+	weights align capacity slots replicas replica-choice moves replica-ranks spread no-weights routing drop uneven seed input iters warmup wait first-epoch jitter verify graph-tokens \
 	only-verify against json trace progress quiet help; do
 	grep -q -e "--$flag" "$DIR/out" || complain "--help does not tell of --$flag"
 done
@@ -62,6 +62,9 @@ refuses '--trace does not go with --only-verify' --only-verify --trace "$DIR/tra
 refuses '--against nccl needs --device cuda' --against nccl
 refuses '--device cuda is compared with nccl alone' --device cuda --against libfabric
 refuses '--tokens has 64, more than --max-tokens, 8' --tokens 64 --max-tokens 8
+refuses '--graph-tokens needs --device cuda' --graph-tokens 64
+refuses '--graph-tokens is 64, more than --max-tokens, 8' --device cuda --graph-tokens 64 --tokens 4 --max-tokens 8
+refuses '--tokens has 64, more than --graph-tokens, 8' --device cuda --graph-tokens 8 --tokens 64
 refuses 'is not a flag' deepseek-v3
 refuses 'there is nothing to do' --ranks 1 --layout source --reduce home
 refuses 'bogus' --bogus

@@ -16,6 +16,6 @@ traced() {
 	judge "$1" $?
 }
 
-traced exchanges gpus
+traced exchanges gpus --graph-tokens 20
 traced layers layers --layer --inner 128
 exit $bad
