@@ -123,14 +123,15 @@ static inline struct gpu_launch ll_rule_all_plans(const struct ll_sizes *s)
 			       : ll_blocks(132, 16, ll_rule_large(s->row) ? 6 : 2);
 }
 
-/* Who has few tokens may be sent thousands, and does not know it: where there can be so many, at
- * least as much of the GPU receives them. Costs a round of one token 0.5 to 0.8 us. */
+/* Who has few tokens may be sent many, and does not know it: where there can be so many, at least
+ * as much of the GPU receives them. Costs a round of one token 0.2 us where there can be hundreds,
+ * and 0.5 to 0.8 where there can be thousands. */
 static inline struct gpu_launch ll_rule_beside_many(struct gpu_launch launch, uint32_t max_tokens)
 {
-	bool whole = launch.send_warps == launch.nr_warps;
-	uint32_t least = whole ? 64 : 96;
+	bool whole = launch.send_warps == launch.nr_warps, thousands = max_tokens > 1024;
+	uint32_t least = whole ? (thousands ? 64 : 24) : thousands ? 96 : 48;
 
-	if (max_tokens <= 1024)
+	if (max_tokens <= 128)
 		return launch;
 	if (launch.nr_blocks < least)
 		launch.nr_blocks = least;
