@@ -336,7 +336,8 @@ enum tern_scale {
  * that are the same on all ranks: high throughput where capacity is given; low latency where
  * caller_output or masks are; else by max_tokens, low latency up to 256 on CPUs, and on devices up
  * to 4096 between two ranks, 2048 between up to four, else 1024; with gates or between nodes 2048
- * between two, else 1024. tern_moe_mode tells. */
+ * between two, else 1024. Of fewer SMs, by nr_sms or as slots share 132 of them, low latency makes
+ * less: up to 2048 with at least 96, 1024 with 64, 512 with 40, else 256. tern_moe_mode tells. */
 enum tern_mode {
 	TERN_AUTO = 0,
 	TERN_LOW_LATENCY = 1, /* send without asking: private regions for each source; memory R * T
@@ -472,6 +473,8 @@ struct tern_moe_config {
 				   same time, as the caller puts all of them on one stream, or lets
 				   each wait for the one before it: so each may take the whole
 				   device. Else they share it out, and none begins early */
+	uint32_t nr_sms; /* devices: most SMs that a half may take, which tern_moe_set_sms changes
+			    for this rank's later calls. 0, the default: as many as are fastest */
 };
 
 TERN_API void tern_moe_config_init_sized(struct tern_moe_config *config, size_t size);
@@ -884,7 +887,9 @@ TERN_API int tern_moe_set_stream(tern_moe *moe, uint32_t slot, void *stream);
 /* Where kernels find the number of tokens, on the device: at most what tern_dispatch.nr_tokens
  * says, which sizes the launch. NULL, the default: exactly nr_tokens. */
 TERN_API int tern_moe_set_nr_tokens_at(tern_moe *moe, uint32_t slot, const uint32_t *nr_tokens);
-/* Most SMs that a half may take. 0, the default: as many as are fastest. */
+/* Most SMs that a half may take. 0: as many as are fastest. Changes nothing of the mode: many
+ * tokens on few SMs want high throughput, which TERN_AUTO takes if it hears of them in
+ * tern_moe_config.nr_sms. */
 TERN_API int tern_moe_set_sms(tern_moe *moe, uint32_t nr_sms);
 
 /* ---- what happened --------------------------------------------------------------------------- */

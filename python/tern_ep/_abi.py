@@ -116,6 +116,7 @@ class tern_moe_config(Structure):
         ("gate_rows", c_uint32),
         ("late_weights", c_uint32),
         ("slots_in_turn", c_uint32),
+        ("nr_sms", c_uint32),
     ]
 
 

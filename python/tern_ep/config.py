@@ -152,6 +152,8 @@ class Config:
     """Devices of one node, low latency, Reduce.EXPERT: topk_weights come with each combine, and go to the experts with it."""
     slots_in_turn: bool = False
     """Devices: kernels of different slots never run at the same time, as the caller orders them all: each may take the whole device."""
+    nr_sms: int = 0
+    """Devices: most SMs that a half may take, until Exchange.set_sms says otherwise; Mode.AUTO chooses for them. 0: as many as are fastest."""
 
     def struct(self) -> Any:
         """The struct tern_moe_config, which keeps what it points to."""

@@ -64,7 +64,8 @@ static int agree_config(tern_moe *moe)
 		{"caller_output", c->caller_output}, {"elastic", c->elastic != 0},
 		{"combine_floats", c->combine_floats != 0}, {"masks", c->masks != 0},
 		{"replicas", c->replicas}, {"gate_rows", c->gate_rows},
-		{"late_weights", c->late_weights != 0}, {"slots_in_turn", c->slots_in_turn != 0}};
+		{"late_weights", c->late_weights != 0}, {"slots_in_turn", c->slots_in_turn != 0},
+		{"nr_sms", c->nr_sms}};
 
 	const int nr = (int)(sizeof(settings) / sizeof(settings[0]));
 	int rc = group_agree_settings(moe->group, settings, nr);

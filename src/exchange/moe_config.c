@@ -84,6 +84,8 @@ static int check_choices(const struct tern_moe_config *c)
 			c->gate_rows, c->device, (int)c->layout, c->elastic);
 	if (c->caller_output && !c->device)
 		return fail(TERN_ERR_INVALID, "caller_output is for devices");
+	if (c->nr_sms && !c->device)
+		return fail(TERN_ERR_INVALID, "nr_sms is %u; it is for devices", c->nr_sms);
 	if (c->mode == TERN_LOW_LATENCY && c->capacity)
 		return fail(TERN_ERR_INVALID,
 			"capacity is %llu; low-latency mode takes only 0, the worst case",
@@ -236,17 +238,38 @@ static int check_late_weights(const struct tern_moe_config *c)
 		c->elastic, c->gate_rows, c->replica_ranks);
 }
 
+/* What keeps rows under way is warps that wait for them, so low latency lives by its SMs; high
+ * throughput's copy engines do with half of them. Measured on 2 x H100 with 8 to 100 of 132 SMs:
+ * docs/notebook/gpu-low-latency.md. */
+static uint32_t most_low_tokens_by_sms(const struct tern_moe_config *c)
+{
+	uint32_t sms = c->slots_in_turn ? 132 : 132 / c->nr_slots;
+
+	if (c->nr_sms && c->nr_sms < sms)
+		sms = c->nr_sms;
+	return sms >= 120  ? MAX_TOKENS
+	       : sms >= 96 ? 2048
+	       : sms >= 64 ? 1024
+	       : sms >= 40 ? 512
+			   : 256;
+}
+
 /* Up to so many tokens low latency's pair takes less, or hardly more where a few tokens take a
  * quarter of the time: measured on 2 x H200 and 4 x H100 (docs/benchmarks.md). Gates are where all
  * plans have room; between nodes nothing was measured. */
 static uint32_t most_low_tokens(
 	const struct tern_moe_config *c, uint32_t nr_ranks, uint32_t nr_nodes)
 {
+	uint32_t most, by_sms;
+
 	if (!c->device)
 		return 256;
 	if (c->gate_rows || nr_nodes > 1)
-		return nr_ranks <= 2 ? 2048 : 1024;
-	return nr_ranks <= 2 ? 4096 : nr_ranks <= 4 ? 2048 : 1024;
+		most = nr_ranks <= 2 ? 2048 : 1024;
+	else
+		most = nr_ranks <= 2 ? 4096 : nr_ranks <= 4 ? 2048 : 1024;
+	by_sms = most_low_tokens_by_sms(c);
+	return by_sms < most ? by_sms : most;
 }
 
 /* From what is the same on all ranks. */

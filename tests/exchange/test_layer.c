@@ -374,7 +374,7 @@ static void refuses_exchanges(void **state)
 	tern_group_destroy(group);
 }
 
-static void refuses_gates(void **state)
+static void refuses_what_devices_take(void **state)
 {
 	struct tern_moe_config config = *alone_config(TERN_BF16);
 	struct tern_gate gate = {.size = sizeof(gate)};
@@ -384,6 +384,9 @@ static void refuses_gates(void **state)
 	(void)state;
 	says(tern_moe_gate(moe, 0, &gate), TERN_ERR_INVALID, "not on a device");
 	says(tern_moe_gate(moe, 0, NULL), TERN_ERR_INVALID, "tern_gate is NULL");
+	config.nr_sms = 24;
+	says(tern_moe_create(group, &config, &other), TERN_ERR_INVALID, "nr_sms is 24; it is for");
+	config.nr_sms = 0;
 	config.gate_rows = 32;
 	says(tern_moe_create(group, &config, &other), TERN_ERR_INVALID, "gate_rows is 32; 0, 64");
 	config.gate_rows = 64;
@@ -474,7 +477,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {cmocka_unit_test(exact), cmocka_unit_test(swiglu),
 		cmocka_unit_test(refuses_settings), cmocka_unit_test(refuses_exchanges),
-		cmocka_unit_test(refuses_gates), cmocka_unit_test(refuses_calls),
+		cmocka_unit_test(refuses_what_devices_take), cmocka_unit_test(refuses_calls),
 		cmocka_unit_test(goes_on)};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

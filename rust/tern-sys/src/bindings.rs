@@ -337,6 +337,7 @@ pub struct tern_moe_config {
     pub gate_rows: u32,
     pub late_weights: u32,
     pub slots_in_turn: u32,
+    pub nr_sms: u32,
 }
 impl Default for tern_moe_config {
     fn default() -> Self {

@@ -92,6 +92,7 @@ static int device_begin(tern_moe *moe, struct device_card *card)
 	d->ops = device_ops_load();
 	rc = d->ops ? identify(d, &card->identity) : TERN_ERR_UNSUPPORTED;
 	d->most_sms = card->identity.nr_sms;
+	d->nr_sms = moe->config.nr_sms;
 	return rc;
 }
 
