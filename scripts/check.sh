@@ -201,6 +201,7 @@ stage_plain() {
 	emulated emulated/hostile_sliced "$BUILD" TERN_FORCE_SLICES=1 TERN_TEST_WITHOUT=count,position,own TERN_TEST_SEED=900 TERN_TEST_CASES=6 "$BUILD/tests/device/test_hostile"
 	emulated emulated/schedules_sliced "$BUILD" TERN_FORCE_SLICES=1 TERN_TEST_SEED=700 TERN_TEST_CASES=8 "$BUILD/tests/emulated/test_schedules"
 	test emulated/divide 60 "$BUILD/tests/emulated/test_divide"
+	test emulated/fences 60 "$BUILD/tests/emulated/test_fences"
 	# As many blocks as a real GPU takes, rows larger than 8 KB among them.
 	emulated emulated/device_wide "$BUILD" TERN_EMULATED_SMS=52 TERN_TEST_SHARING=1 TERN_TEST_RANKS=2 TERN_TEST_ROUNDS=2 TERN_TEST_WITHOUT=_ TERN_TEST_SEED=3012 TERN_TEST_CASES=3 "$BUILD/tests/device/test_device"
 	emulated emulated/hostile "$BUILD" TERN_TEST_CASES=15 "$BUILD/tests/device/test_hostile"
@@ -366,21 +367,17 @@ stage_address() {
 	local options="ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1"
 	local wanted
 
-	# What takes longest is left to make soak: models of weights, searches of states and of signals, chunks.
-	mapfile -t wanted < <(programs "$BUILD/address" 'unit/test_[!ams]*' 'unit/test_s[!io]*' unit/test_sim unit/test_measure 'exchange/test_[!c]*' 'faults/test_[ef]*' device/test_device transport/test_transport)
+	# What takes longest is left to make soak: models of weights, searches of states and of signals, chunks, and kernels,
+	# whose memory is fenced without a sanitizer, too (tests/device/emulate/memory.c).
+	mapfile -t wanted < <(programs "$BUILD/address" 'unit/test_[!ams]*' 'unit/test_s[!io]*' unit/test_sim unit/test_measure 'exchange/test_[!c]*' 'faults/test_[ef]*' transport/test_transport)
 	! ls /usr/include/python3.*/Python.h >/dev/null 2>&1 || wanted+=("$BUILD/address/_calls.abi3.so")
-	build address "${ADDRESS[@]}" "$BUILD/address/tern" "$BUILD/address/libtern.so" "$BUILD/address/emulated/libtern_cuda.so" "$BUILD/address/emulated/libtern_bench_cuda.so" "${wanted[@]}"
+	build address "${ADDRESS[@]}" "$BUILD/address/tern" "$BUILD/address/libtern.so" "${wanted[@]}"
 	# shellcheck disable=SC2086
 	every address 300 "$BUILD/address" 'unit/test_*' env TERN_TEST_DIVISOR=4 $options
 	# shellcheck disable=SC2086
 	every address 300 "$BUILD/address" 'exchange/test_[!c]*' env TERN_TEST_DIVISOR=12 $options
 	# shellcheck disable=SC2086
 	every address 300 "$BUILD/address" 'faults/test_[ef]*' env TERN_TEST_DIVISOR=4 $options
-	# Lanes outlive the threads that run them, and with these their fake stacks.
-	# shellcheck disable=SC2086
-	emulated address/emulated/device "$BUILD/address" TERN_TEST_WITHOUT=slow_rank TERN_TEST_CASES=1 TERN_TEST_DIVISOR=8 $options ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 "$BUILD/address/tests/device/test_device"
-	# shellcheck disable=SC2086
-	emulated address/emulated/device_nodes "$BUILD/address" TERN_TEST_NODES=ab TERN_TRANSPORT=ofi TERN_TEST_WITHOUT=_ TERN_TEST_CASES=1 TERN_TEST_SEED=1001 $options ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 "$BUILD/address/tests/device/test_device"
 	test address/python 240 python/sanitized.sh "$BUILD/address" "$(command -v clang++ >/dev/null && echo clang || echo gcc)"
 	if [ -x "$BUILD/address/tern" ]; then
 		# shellcheck disable=SC2086

@@ -130,6 +130,8 @@ share emulated-device-80-thread env TERN_CUDA_LIBRARY="$BUILD/thread/emulated/li
 	TERN_TEST_CASES=3 TERN_TEST_ROUNDS=2 TERN_EMULATED_STORES=direct TSAN_OPTIONS="halt_on_error=1 suppressions=tests/device/emulate/tsan.supp" "$BUILD/thread/tests/device/test_device"
 share emulated-device-address env TERN_CUDA_LIBRARY="$BUILD/address/emulated/libtern_cuda.so" TERN_TEST_SEED="$seed" TERN_TEST_CASES=6 TERN_TEST_SHARING=7 \
 	ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 "$BUILD/address/tests/device/test_device"
+share emulated-nodes-address env TERN_CUDA_LIBRARY="$BUILD/address/emulated/libtern_cuda.so" TERN_TEST_SEED="$seed" TERN_TEST_NODES=ab TERN_TRANSPORT=ofi TERN_TEST_WITHOUT=_ TERN_TEST_CASES=2 TERN_TEST_SHARING=7 \
+	ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 "$BUILD/address/tests/device/test_device"
 share views "$BUILD/tern" soak --views --rounds 2000000 --seed "$seed"
 share views-256 "$BUILD/tern" soak --views --ranks 256 --length 100 --scenarios 10 --seed "$seed"
 share survive-demo env BUILD="$BUILD" LONG=1 SEED="$((seed % 100000))" tests/cli/test_survive.sh

@@ -116,10 +116,12 @@ void random_reset(uint64_t seed); /* settings.c */
 
 /* warps.c */
 void block_start(struct operation *launch, uint32_t number);
+void shared_give(uint32_t *shared, size_t bytes); /* that a block has had */
 void lane_spare(struct emulated_lane *lane); /* for other streams: its own is empty, and gone */
 void warps_reset(void);
 /* A turn of a warp; false: none can run. */
 bool warps_turn(void);
+bool warps_idle(void); /* all of them have polled for a while, and nothing has happened */
 void block_ended(struct emulated_block *block); /* processes.c */
 void processes_open(const char *path);
 bool processes_several(void); /* ranks may be processes */
@@ -134,7 +136,19 @@ void *processes_map(const cudaIpcMemHandle_t *handle, size_t *bytes, int *fd); /
 /* streams.c */
 extern uint64_t emulated_clock_ns;
 
-/* memory.c; -1: of none */
+#if defined(__SANITIZE_ADDRESS__)
+#define EMULATED_ASAN
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define EMULATED_ASAN
+#endif
+#endif
+
+/* memory.c: no byte can be touched behind these, but up to 255 that alignment adds. NULL: no
+ * memory. */
+void *fenced_create(size_t bytes);
+void fenced_destroy(void *memory, size_t bytes);
+/* -1: of none */
 int memory_device(const void *pointer);
 bool memory_is_pinned(const void *pointer);
 /* rdma.c */

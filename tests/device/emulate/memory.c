@@ -1,19 +1,64 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Devices' memory, and pinned memory: the heap's, so that AddressSanitizer sees each access beyond
- * an allocation; or, between processes, files'. */
+/* Devices' memory, and pinned memory: fenced, so that an access beyond an allocation ends the test;
+ * or, between processes, files'. */
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "tests/device/emulate/inside.h"
+
+#define PAGE 4096
+#define UNIT 256 /* CUDA's least alignment */
 
 struct allocation {
 	struct allocation *next;
 	uint8_t *memory;
 	size_t bytes;
 	int device;
-	int fd; /* -1: of the heap; -2: the caller's */
+	int fd; /* -1: fenced; -2: the caller's */
 	enum cudaMemoryType type;
 };
+
+/* ---- fences ---------------------------------------------------------------------------------- */
+
+static size_t in_units(size_t bytes, size_t unit)
+{
+	return (bytes + unit - 1) / unit * unit;
+}
+
+#ifdef EMULATED_ASAN /* which knows the heap's bounds, and the one before it, too */
+void *fenced_create(size_t bytes)
+{
+	return aligned_alloc(UNIT, in_units(bytes + 1, UNIT));
+}
+
+void fenced_destroy(void *memory, size_t bytes)
+{
+	(void)bytes;
+	free(memory);
+}
+#else
+void *fenced_create(size_t bytes)
+{
+	size_t used = in_units(bytes, UNIT), room = in_units(used, PAGE);
+	uint8_t *all =
+		mmap(NULL, room + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	if (all == MAP_FAILED)
+		return NULL;
+	mprotect(all + room, PAGE, PROT_NONE);
+	return all + room - used;
+}
+
+void fenced_destroy(void *memory, size_t bytes)
+{
+	size_t used = in_units(bytes, UNIT), room = in_units(used, PAGE);
+
+	munmap((uint8_t *)memory + used - room, room + PAGE);
+}
+#endif
+
+/* ---- allocations ----------------------------------------------------------------------------- */
 
 static struct allocation *allocations;
 static _Atomic unsigned nr_calls; /* that manage memory, of this process */
@@ -52,7 +97,7 @@ static cudaError_t allocate(void **memory, size_t bytes, enum cudaMemoryType typ
 	if (type == cudaMemoryTypeDevice && processes_several())
 		*memory = processes_allocate(bytes, &a.fd);
 	else
-		*memory = aligned_alloc(256, (bytes + 255) / 256 * 256);
+		*memory = fenced_create(bytes);
 	if (!*memory)
 		return cudaErrorMemoryAllocation;
 	memset(*memory, 0xcd, bytes); /* nobody may count on zeros */
@@ -63,7 +108,7 @@ static cudaError_t allocate(void **memory, size_t bytes, enum cudaMemoryType typ
 static void give_back(struct allocation *a)
 {
 	if (a->fd == -1)
-		free(a->memory);
+		fenced_destroy(a->memory, a->bytes);
 	else if (a->fd >= 0)
 		processes_free(a->memory, a->bytes, a->fd);
 	free(a);

@@ -40,17 +40,18 @@ $(BUILD)/emulated/libtern_emulated.so $(EMULATED):
 	@echo '  LINK $@'
 	$(Q)$(CXX) -shared -Wl,-soname,$(@F) -Wl,-rpath,'$$ORIGIN' $(if $(SANITIZE),,-Wl,-z,defs) $(LDFLAGS) $^ -o $@ -lpthread
 
-emulated: $(EMULATED) $(BUILD)/tests/emulated/test_schedules $(BUILD)/tests/emulated/test_ahead $(BUILD)/tests/emulated/test_gates $(BUILD)/tests/emulated/test_divide
+EMULATED_TESTS := $(BUILD)/tests/emulated/test_schedules $(BUILD)/tests/emulated/test_ahead $(BUILD)/tests/emulated/test_gates
+EMULATED_UNITS := $(BUILD)/tests/emulated/test_divide $(BUILD)/tests/emulated/test_fences
+emulated: $(EMULATED) $(EMULATED_TESTS) $(EMULATED_UNITS)
 .PHONY: emulated
 -include $(shell find $(BUILD)/emulated/obj -name '*.d' 2>/dev/null)
 
-EMULATED_TESTS := $(BUILD)/tests/emulated/test_schedules $(BUILD)/tests/emulated/test_ahead $(BUILD)/tests/emulated/test_gates
 $(EMULATED_TESTS): $(BUILD)/tests/emulated/%: $(BUILD)/obj/$(EMULATE)/%.o $(BUILD)/obj/$(EMULATE)/seeded.o $(INSIDE)
 	@mkdir -p $(@D)
 	@echo '  LINK $@'
 	$(Q)$(CC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
-$(BUILD)/tests/emulated/test_divide: $(call emulated_obj,$(EMULATE)/test_divide.cu $(EMULATED_SRC))
+$(EMULATED_UNITS): $(BUILD)/tests/emulated/%: $(call emulated_obj,$(EMULATE)/%.cu $(EMULATED_SRC))
 	@mkdir -p $(@D)
 	@echo '  LINK $@'
 	$(Q)$(CXX) $(LDFLAGS) $^ -o $@ $(LDLIBS)

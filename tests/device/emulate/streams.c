@@ -8,6 +8,7 @@
 #include "tests/device/emulate/inside.h"
 
 #define TURNS 64 /* between looks at who else wants in */
+#define IDLE_REST_NS 200000
 
 struct emulated_device emulated_devices[MAX_DEVICES];
 
@@ -58,6 +59,19 @@ static void let_others_in(void)
 		give_ticket();
 		take_ticket();
 	}
+	pthread_mutex_unlock(&lock);
+}
+
+/* Where devices only poll it is another thread or process that they wait for, and it wants this
+ * processor. */
+static void rest_outside(void)
+{
+	static const struct timespec rest = {.tv_nsec = IDLE_REST_NS};
+
+	emulated_leave();
+	nanosleep(&rest, NULL);
+	pthread_mutex_lock(&lock);
+	take_ticket();
 	pthread_mutex_unlock(&lock);
 }
 
@@ -332,7 +346,7 @@ void block_ended(struct emulated_block *block)
 	if (!block->has_let)
 		op->nr_let++;
 	free(block->warps);
-	free(block->shared);
+	shared_give(block->shared, op->shared_bytes);
 	free(block);
 	emulated_devices[stream->device].room++;
 	emulated_moves();
@@ -377,15 +391,19 @@ static bool is_idle(const struct emulated_stream *stream, int device)
 	return true;
 }
 
-static void run_devices(void)
+static bool run_devices(void)
 {
+	bool idle;
+
 	executing = true;
 	processes_enter();
 	if (!run_some())
 		emulated_die("nothing can run, and a stream is not empty");
+	idle = warps_idle() && (processes_several() || !emulated_one_thread());
 	processes_leave();
 	let_others_in();
 	executing = false;
+	return idle;
 }
 
 void devices_run(void)
@@ -400,8 +418,8 @@ static void run_until_idle(struct emulated_stream *stream, int device)
 	while (!is_idle(stream, device)) {
 		if (executing)
 			wait_outside(stream, device);
-		else
-			run_devices();
+		else if (run_devices())
+			rest_outside();
 	}
 	pass_devices_on();
 }

@@ -8,10 +8,10 @@
 
 #define STACK_BYTES (64 << 10) /* touched as needed */
 #define BUSY_NS 21             /* a turn; odd, as a clock's low bits say nothing */
-/* where all only poll; but no more than has passed, if it may be another thread or process that
- * they wait for */
-#define IDLE_NS 2001
-#define MOST_IDLE_NS 20000
+/* where all only poll, so that waits expire; but no more than has passed, if it may be another
+ * thread or process that they wait for */
+#define IDLE_NS 64001
+#define MOST_IDLE_NS 400000
 #define MOST_PASSES 6 /* of a turn */
 
 struct emulated_lane *emulated_lane;
@@ -73,6 +73,11 @@ static uint64_t idle_ns(void)
 void emulated_moves(void)
 {
 	nr_idle = 0;
+}
+
+bool warps_idle(void)
+{
+	return nr_idle > 64ull * nr_ready;
 }
 
 uint64_t rest_until(uint32_t one_of)
@@ -401,7 +406,8 @@ bool warps_turn(void)
 	stores_some();
 	copies_some();
 	history = (history ^ next ^ (uint64_t)nr_ready << 32) * 0x9e3779b97f4a7c15ull;
-	emulated_clock_ns += ++nr_idle > 64ull * nr_ready ? idle_ns() : BUSY_NS;
+	nr_idle++;
+	emulated_clock_ns += warps_idle() ? idle_ns() : BUSY_NS;
 	return true;
 }
 
@@ -422,6 +428,42 @@ static void lane_init(
 	fiber_start(&lane->fiber, lane_main, lane);
 }
 
+/* A block's shared memory ends where its room does, whatever it takes; rooms are kept. */
+struct room {
+	struct room *next;
+};
+
+static struct room *rooms;
+
+static uint32_t *shared_take(size_t bytes)
+{
+#ifdef EMULATED_ASAN
+	return fenced_create(bytes);
+#else
+	size_t most = emulated_settings()->block_bytes;
+	struct room *room = rooms;
+
+	if (room)
+		rooms = room->next;
+	else
+		room = fenced_create(most);
+	return room ? (uint32_t *)((uint8_t *)room + (most - bytes) / 128 * 128) : NULL;
+#endif
+}
+
+void shared_give(uint32_t *shared, size_t bytes)
+{
+#ifdef EMULATED_ASAN
+	fenced_destroy(shared, bytes);
+#else
+	size_t most = emulated_settings()->block_bytes;
+	struct room *room = (struct room *)(void *)((uint8_t *)shared - (most - bytes) / 128 * 128);
+
+	room->next = rooms;
+	rooms = room;
+#endif
+}
+
 static void block_make(struct operation *launch, uint32_t number)
 {
 	struct emulated_block *block = calloc(1, sizeof(*block));
@@ -430,7 +472,7 @@ static void block_make(struct operation *launch, uint32_t number)
 	if (!block ||
 		!(block->warps = calloc(
 			  (nr + WARP_LANES - 1) / WARP_LANES, sizeof(*block->warps))) ||
-		!(block->shared = malloc(launch->shared_bytes + 1)))
+		!(block->shared = shared_take(launch->shared_bytes)))
 		emulated_die("no memory for a block");
 	memset(block->shared, 0xcd, launch->shared_bytes);
 	block->launch = launch;
