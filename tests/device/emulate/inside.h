@@ -136,11 +136,13 @@ void *processes_map(const cudaIpcMemHandle_t *handle, size_t *bytes, int *fd); /
 /* streams.c */
 extern uint64_t emulated_clock_ns;
 
-#if defined(__SANITIZE_ADDRESS__)
-#define EMULATED_ASAN
+/* Sanitizers know the heap: what lies in it, and that who has it now has nothing to do with who had
+ * it before. */
+#if defined(__SANITIZE_ADDRESS__) || defined(EMULATED_TSAN)
+#define EMULATED_HEAP
 #elif defined(__has_feature)
 #if __has_feature(address_sanitizer)
-#define EMULATED_ASAN
+#define EMULATED_HEAP
 #endif
 #endif
 

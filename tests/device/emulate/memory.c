@@ -26,7 +26,7 @@ static size_t in_units(size_t bytes, size_t unit)
 	return (bytes + unit - 1) / unit * unit;
 }
 
-#ifdef EMULATED_ASAN /* which knows the heap's bounds, and the one before it, too */
+#ifdef EMULATED_HEAP
 void *fenced_create(size_t bytes)
 {
 	return aligned_alloc(UNIT, in_units(bytes + 1, UNIT));

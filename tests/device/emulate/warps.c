@@ -437,7 +437,7 @@ static struct room *rooms;
 
 static uint32_t *shared_take(size_t bytes)
 {
-#ifdef EMULATED_ASAN
+#ifdef EMULATED_HEAP
 	return fenced_create(bytes);
 #else
 	size_t most = emulated_settings()->block_bytes;
@@ -453,7 +453,7 @@ static uint32_t *shared_take(size_t bytes)
 
 void shared_give(uint32_t *shared, size_t bytes)
 {
-#ifdef EMULATED_ASAN
+#ifdef EMULATED_HEAP
 	fenced_destroy(shared, bytes);
 #else
 	size_t most = emulated_settings()->block_bytes;
