@@ -34,6 +34,8 @@
 #define TEAM_OUT 2
 #define TEAM_LEAST_BUFFERS (TEAM_OUT + 2)
 #define TEAM_BESIDE_BUFFER (16 + 2 * COPY_BARRIER_BYTES) /* ticket, barriers */
+#define TEAM_ALIGNMENT                                                                             \
+	128 /* of a team's memory: copies into rows that begin elsewhere are slower */
 
 /* A block's division. Rows that are longer than the summing warps of a team hold go in parts. */
 struct team_shape {
@@ -50,7 +52,9 @@ HOST_DEVICE uint32_t team_warps(struct team_shape shape)
 
 HOST_DEVICE uint32_t team_bytes(struct team_shape shape)
 {
-	return (shape.nr_in + TEAM_OUT) * (shape.buffer_bytes + TEAM_BESIDE_BUFFER);
+	return gpu_ceil((shape.nr_in + TEAM_OUT) * (shape.buffer_bytes + TEAM_BESIDE_BUFFER),
+		       TEAM_ALIGNMENT) *
+	       TEAM_ALIGNMENT;
 }
 
 /* A fence for several results takes as long as for one; but with more of them homes begin late, and
@@ -78,8 +82,10 @@ HOST_DEVICE struct team_shape team_shape_of(
 	s.nr_teams = gpu_least(TEAM_MOST_WARPS / (s.nr_summing + 2),
 		block_bytes / (TEAM_LEAST_BUFFERS * (s.buffer_bytes + TEAM_BESIDE_BUFFER)));
 	s.nr_teams -= nr_blocks > TEAM_MANY_BLOCKS && s.nr_teams > 2;
-	s.nr_in = gpu_least(TEAM_MOST_IN,
-		block_bytes / s.nr_teams / (s.buffer_bytes + TEAM_BESIDE_BUFFER) - TEAM_OUT);
+	s.nr_in =
+		gpu_least(TEAM_MOST_IN, block_bytes / s.nr_teams / TEAM_ALIGNMENT * TEAM_ALIGNMENT /
+							(s.buffer_bytes + TEAM_BESIDE_BUFFER) -
+						TEAM_OUT);
 	s.most_untold =
 		nr_ranks > 2 && nr_blocks <= TEAM_FEW_BLOCKS ? TEAM_UNTOLD_FEW : TEAM_UNTOLD;
 	return s;
@@ -121,7 +127,10 @@ enum ticket_flags {
 	TICKET_STOP = 32,
 	TICKET_HOLD = 64, /* the last row of a part of the sum: rounded, that part is held until its
 			     turn */
-	TICKET_BEHIND = 128 /* what is held comes before this row; else behind all */
+	TICKET_BEHIND = 128, /* what is held comes before this row; else behind all */
+	/* Any of these: not a row that is just added. */
+	TICKET_SPECIAL = TICKET_LAST | TICKET_EMPTY | TICKET_AS_IS | TICKET_STOP | TICKET_HOLD |
+			 TICKET_BEHIND
 };
 
 struct ticket {
@@ -147,9 +156,10 @@ static_assert(GPU_MAX_RANKS <= 256 && TEAM_MOST_SUMMING * TEAM_PART_BYTES / 16 <
 
 /* ---- buffers --------------------------------------------------------------------------------- */
 
-/* Used in turn. */
+/* Used in turn. Behind all of a team's rows, which the copy engine wants whole lines for, lie their
+ * tickets and barriers. */
 struct buffers {
-	shared_at buffers, tickets, full, free;
+	shared_at row, beside; /* of buffer `at` */
 	uint32_t nr, buffer_bytes;
 	uint32_t at, parity; /* parity: of the phase that ends when buffer `at` is full */
 };
@@ -157,43 +167,72 @@ struct buffers {
 /* A team's: those for rows that come, then those for sums on their way out. */
 __device__ __forceinline__ struct buffers buffers_of(struct team_shape s, shared_at team, bool out)
 {
-	uint32_t first = out ? s.nr_in : 0, nr = s.nr_in + TEAM_OUT;
-	shared_at tickets = team + nr * s.buffer_bytes, full = tickets + nr * 16,
-		  free = full + nr * COPY_BARRIER_BYTES;
+	uint32_t first = out ? s.nr_in : 0;
 
-	return {team + first * s.buffer_bytes, tickets + first * 16,
-		full + first * COPY_BARRIER_BYTES, free + first * COPY_BARRIER_BYTES,
+	return {team + first * s.buffer_bytes,
+		team + (s.nr_in + TEAM_OUT) * s.buffer_bytes + first * TEAM_BESIDE_BUFFER,
 		out ? TEAM_OUT : s.nr_in, s.buffer_bytes, 0, 0};
+}
+
+__device__ __forceinline__ shared_at ticket_at(const struct buffers *t)
+{
+	return t->beside;
+}
+
+__device__ __forceinline__ shared_at full_at(const struct buffers *t)
+{
+	return t->beside + 16;
+}
+
+__device__ __forceinline__ shared_at free_at(const struct buffers *t)
+{
+	return t->beside + 16 + COPY_BARRIER_BYTES;
+}
+
+/* Of any of them; its row is not. */
+__device__ __forceinline__ struct buffers barriers_of(const struct buffers *t, uint32_t at)
+{
+	struct buffers b = *t;
+
+	b.beside = t->beside - t->at * TEAM_BESIDE_BUFFER + at * TEAM_BESIDE_BUFFER;
+	return b;
 }
 
 /* By a warp of the team; then a barrier of the block. */
 __device__ __forceinline__ void buffers_open(struct team_shape s, shared_at team)
 {
 	struct buffers in = buffers_of(s, team, false), out = buffers_of(s, team, true);
-	uint32_t at = lane_id() * COPY_BARRIER_BYTES;
 
 	if (lane_id() < in.nr) {
-		copy_barrier(in.full + at);
-		barrier_open(in.free + at, s.nr_summing * LANES);
+		struct buffers b = barriers_of(&in, lane_id());
+
+		copy_barrier(full_at(&b));
+		barrier_open(free_at(&b), s.nr_summing * LANES);
 	}
 	if (lane_id() < out.nr) {
-		barrier_open(out.full + at, s.nr_summing * LANES);
-		barrier_open(out.free + at, LANES);
+		struct buffers b = barriers_of(&out, lane_id());
+
+		barrier_open(full_at(&b), s.nr_summing * LANES);
+		barrier_open(free_at(&b), LANES);
 	}
 	copy_out_ready();
 }
 
 __device__ __forceinline__ void next_buffer(struct buffers *t)
 {
+	t->row += t->buffer_bytes;
+	t->beside += TEAM_BESIDE_BUFFER;
 	if (++t->at < t->nr)
 		return;
 	t->at = 0;
+	t->row -= t->nr * t->buffer_bytes;
+	t->beside -= t->nr * TEAM_BESIDE_BUFFER;
 	t->parity ^= 1;
 }
 
 __device__ __forceinline__ void await_full(const struct buffers *t)
 {
-	while (!copy_there(t->full + t->at * COPY_BARRIER_BYTES, t->parity))
+	while (!copy_there(full_at(t), t->parity))
 		;
 }
 
@@ -201,24 +240,25 @@ __device__ __forceinline__ void await_full(const struct buffers *t)
  * does not wait. */
 __device__ __forceinline__ void await_free(const struct buffers *t)
 {
-	while (!copy_there(t->free + t->at * COPY_BARRIER_BYTES, t->parity ^ 1))
+	while (!copy_there(free_at(t), t->parity ^ 1))
 		;
 }
 
-/* By all of a warp, each lane for itself: it has done with a buffer. One lane behind a __syncwarp
- * would do, but racecheck does not follow that, and it is no faster (docs/notebook/gpu-checks.md).
- */
-__device__ __forceinline__ void pass_buffer(shared_at barriers, uint32_t at)
+/* By all of a warp, each lane for itself: it has done with the buffer of that barrier. One lane
+ * behind a __syncwarp would do, but racecheck does not follow that, and it is no faster
+ * (docs/notebook/gpu-checks.md). */
+__device__ __forceinline__ void pass_buffer(shared_at barrier)
 {
-	barrier_arrive(barriers + at * COPY_BARRIER_BYTES);
+	barrier_arrive(barrier);
 }
 
 /* Would a sum find its buffer free now, that goes out behind `put` others? Orders nothing, and is
  * exact only where no more are under way than there are buffers. */
 __device__ __forceinline__ bool buffer_is_free(const struct buffers *out, uint32_t put)
 {
-	return __all_sync(ALL_LANES, barrier_passed(out->free + put % TEAM_OUT * COPY_BARRIER_BYTES,
-					     (put / TEAM_OUT & 1) ^ 1));
+	struct buffers b = barriers_of(out, put % TEAM_OUT);
+
+	return __all_sync(ALL_LANES, barrier_passed(free_at(&b), (put / TEAM_OUT & 1) ^ 1));
 }
 
 /* ---- loading --------------------------------------------------------------------------------- */
@@ -231,18 +271,16 @@ __device__ __forceinline__ void put_ticket(const struct buffers *in, uint4 ticke
 	await_free(in);
 	__syncwarp();
 	if (lane_id() == by)
-		shared_store(in->tickets + in->at * 16, ticket);
+		shared_store(ticket_at(in), ticket);
 }
 
 /* A row into the next buffer; by: the lane that has its ticket and its address. */
 __device__ __forceinline__ void team_load(
 	struct buffers *in, uint4 ticket, const uint8_t *row, uint32_t bytes, uint32_t by)
 {
-	shared_at full = in->full + in->at * COPY_BARRIER_BYTES;
-
 	put_ticket(in, ticket, by);
-	copy_in(in->buffers + in->at * in->buffer_bytes, row, bytes, full, by);
-	copy_in_close(full, bytes, by);
+	copy_in(in->row, row, bytes, full_at(in), by);
+	copy_in_close(full_at(in), bytes, by);
 	next_buffer(in);
 }
 
@@ -250,7 +288,7 @@ __device__ __forceinline__ void team_load(
 __device__ __forceinline__ void team_tell(struct buffers *in, uint4 ticket, uint32_t by)
 {
 	put_ticket(in, ticket, by);
-	copy_in_close(in->full + in->at * COPY_BARRIER_BYTES, 0, by);
+	copy_in_close(full_at(in), 0, by);
 	next_buffer(in);
 }
 
@@ -277,7 +315,7 @@ static __device__ __forceinline__ void put_home(
 static __device__ __forceinline__ void put_out(struct buffers *out, uint32_t which,
 	const struct ticket *ticket, uint32_t offset, const uint4 (&v)[TEAM_VECTORS])
 {
-	shared_at to = out->buffers + out->at * out->buffer_bytes + offset;
+	shared_at to = out->row + offset;
 
 	await_free(out);
 	if (!(ticket->flags & TICKET_STOP))
@@ -285,9 +323,9 @@ static __device__ __forceinline__ void put_out(struct buffers *out, uint32_t whi
 		for (int i = 0; i < TEAM_VECTORS; i++)
 			shared_store(to + i * LANES * 16, v[i]);
 	if (which == 0 && lane_id() == 0)
-		shared_store(out->tickets + out->at * 16, ticket_pack(*ticket));
+		shared_store(ticket_at(out), ticket_pack(*ticket));
 	copy_out_ready();
-	pass_buffer(out->full, out->at);
+	pass_buffer(full_at(out));
 	next_buffer(out);
 }
 
@@ -316,15 +354,22 @@ static __device__ __forceinline__ void round_sum(struct team_sums<Y> *s, uint4 (
 }
 
 template <int Y>
+static __device__ __forceinline__ void add_weighted(
+	struct team_sums<Y> *s, const uint4 (&v)[TEAM_VECTORS], float weight)
+{
+#pragma unroll
+	for (int i = 0; i < TEAM_VECTORS; i++)
+		add_vector<Y>(s->sum.of[i], v[i], true, weight);
+}
+
+template <int Y>
 static __device__ __forceinline__ void add_row(
 	struct team_sums<Y> *s, const struct ticket *ticket, const uint4 (&v)[TEAM_VECTORS])
 {
 	if (s->holds && ticket->flags & TICKET_BEHIND)
 		add_held(s);
 	if (!(ticket->flags & (TICKET_EMPTY | TICKET_AS_IS | TICKET_STOP)))
-#pragma unroll
-		for (int i = 0; i < TEAM_VECTORS; i++)
-			add_vector<Y>(s->sum.of[i], v[i], true, ticket->weight);
+		add_weighted(s, v, ticket->weight);
 	if (ticket->flags & TICKET_HOLD) {
 		round_sum(s, s->held);
 		s->holds = true;
@@ -342,16 +387,20 @@ static __device__ __forceinline__ void team_sum(
 	struct ticket ticket;
 
 	do {
-		shared_at from = in.buffers + in.at * in.buffer_bytes + offset;
+		shared_at from = in.row + offset;
 		uint4 v[TEAM_VECTORS];
 
 		await_full(&in);
-		ticket = ticket_unpack(shared_load(in.tickets + in.at * 16));
+		ticket = ticket_unpack(shared_load(ticket_at(&in)));
 #pragma unroll
 		for (int i = 0; i < TEAM_VECTORS; i++)
 			v[i] = shared_load(from + i * LANES * 16);
-		pass_buffer(in.free, in.at);
+		pass_buffer(free_at(&in));
 		next_buffer(&in);
+		if (!(ticket.flags & TICKET_SPECIAL)) {
+			add_weighted(&s, v, ticket.weight);
+			continue;
+		}
 		add_row(&s, &ticket, v);
 		if (!(ticket.flags & (TICKET_LAST | TICKET_STOP)))
 			continue;
@@ -392,8 +441,11 @@ static __device__ __forceinline__ void free_buffers(const struct buffers *t, str
 	uint32_t to = s->issued - N;
 
 	copies_read<N>();
-	for (; s->freed != to; s->freed++)
-		pass_buffer(t->free, s->freed % TEAM_OUT);
+	for (; s->freed != to; s->freed++) {
+		struct buffers b = barriers_of(t, s->freed % TEAM_OUT);
+
+		pass_buffer(free_at(&b));
+	}
 }
 
 /* All but the last N are where they belong, and their words go behind them. */
@@ -417,8 +469,7 @@ static __device__ __forceinline__ void tell_results(const struct gpu_exchange *e
 static __device__ __forceinline__ void await_sum(const struct gpu_exchange *e,
 	const struct ht_exchange *h, uint32_t epoch, const struct buffers *out, struct storing *s)
 {
-	for (uint32_t idle = 0; !__all_sync(ALL_LANES,
-		     barrier_passed(out->full + out->at * COPY_BARRIER_BYTES, out->parity));
+	for (uint32_t idle = 0; !__all_sync(ALL_LANES, barrier_passed(full_at(out), out->parity));
 		idle++) {
 		if (s->freed != s->issued)
 			free_buffers<0>(out, s);
@@ -437,7 +488,7 @@ static __device__ __forceinline__ void store_result(const struct gpu_exchange *e
 	for (uint32_t r = home; r < home + e->by_replicas.d; r++)
 		copy_out(e->windows[r] + h->window.results + (uint64_t)cell * e->result.row_bytes +
 				 part * shape.part_bytes,
-			out->buffers + out->at * out->buffer_bytes, ticket->bytes, 0);
+			out->row, ticket->bytes, 0);
 	copies_close();
 	if (lane_id() == s->issued % LANES) {
 		s->rank = ticket->rank;
@@ -461,7 +512,7 @@ static __device__ __forceinline__ void team_store(const struct gpu_exchange *e,
 		struct ticket ticket;
 
 		await_sum(e, h, epoch, &out, &s);
-		ticket = ticket_unpack(shared_load(out.tickets + out.at * 16));
+		ticket = ticket_unpack(shared_load(ticket_at(&out)));
 		if (ticket.flags & TICKET_STOP)
 			break;
 		store_result(e, h, shape, epoch, &out, &ticket, &s);
