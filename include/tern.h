@@ -337,7 +337,8 @@ enum tern_scale {
  * caller_output or masks are; else by max_tokens, low latency up to 256 on CPUs, and on devices up
  * to 4096 between two ranks, 2048 between up to four, else 1024; with gates or between nodes 2048
  * between two, else 1024. Of fewer SMs, by nr_sms or as slots share 132 of them, low latency makes
- * less: up to 2048 with at least 96, 1024 with 64, 512 with 40, else 256. tern_moe_mode tells. */
+ * less: up to 2048 with at least 96, 1024 with 64, 512 with 40, else 256; half of that between more
+ * than two ranks. tern_moe_mode tells. */
 enum tern_mode {
 	TERN_AUTO = 0,
 	TERN_LOW_LATENCY = 1, /* send without asking: private regions for each source; memory R * T

@@ -239,19 +239,18 @@ static int check_late_weights(const struct tern_moe_config *c)
 }
 
 /* What keeps rows under way is warps that wait for them, so low latency lives by its SMs; high
- * throughput's copy engines do with half of them. Measured on 2 x H100 with 8 to 100 of 132 SMs:
- * docs/notebook/gpu-low-latency.md. */
-static uint32_t most_low_tokens_by_sms(const struct tern_moe_config *c)
+ * throughput's copy engines do with half of them. Measured on 2 and 4 x H100 with 8 to 100 of 132
+ * SMs: docs/notebook/gpu-low-latency.md. */
+static uint32_t most_low_tokens_by_sms(const struct tern_moe_config *c, uint32_t nr_ranks)
 {
-	uint32_t sms = c->slots_in_turn ? 132 : 132 / c->nr_slots;
+	uint32_t sms = c->slots_in_turn ? 132 : 132 / c->nr_slots, most;
 
 	if (c->nr_sms && c->nr_sms < sms)
 		sms = c->nr_sms;
-	return sms >= 120  ? MAX_TOKENS
-	       : sms >= 96 ? 2048
-	       : sms >= 64 ? 1024
-	       : sms >= 40 ? 512
-			   : 256;
+	if (sms >= 120)
+		return MAX_TOKENS;
+	most = sms >= 96 ? 2048 : sms >= 64 ? 1024 : sms >= 40 ? 512 : 256;
+	return nr_ranks <= 2 ? most : most / 2;
 }
 
 /* Up to so many tokens low latency's pair takes less, or hardly more where a few tokens take a
@@ -268,7 +267,7 @@ static uint32_t most_low_tokens(
 		most = nr_ranks <= 2 ? 2048 : 1024;
 	else
 		most = nr_ranks <= 2 ? 4096 : nr_ranks <= 4 ? 2048 : 1024;
-	by_sms = most_low_tokens_by_sms(c);
+	by_sms = most_low_tokens_by_sms(c, nr_ranks);
 	return by_sms < most ? by_sms : most;
 }
 

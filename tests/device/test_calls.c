@@ -549,44 +549,6 @@ static void wrong_exchanges(struct rank *rank)
 	}
 }
 
-/* What TERN_AUTO chooses between two ranks of a node: up to 4096 tokens low latency, with gates up
- * to 2048, and on fewer SMs up to fewer, be it that slots share them. */
-static void default_mode(struct rank *rank)
-{
-	static const struct {
-		uint32_t most, gate_rows, nr_sms, nr_slots, in_turn;
-	} cases[] = {{4096, 0, 0, 1, 0}, {2048, 64, 0, 1, 0}, {4096, 0, 200, 1, 0},
-		{2048, 0, 96, 1, 0}, {1024, 0, 64, 1, 0}, {512, 0, 40, 1, 0}, {256, 0, 8, 1, 0},
-		{1024, 0, 0, 2, 0}, {4096, 0, 0, 2, 1}, {256, 0, 24, 2, 0}, {1024, 64, 66, 1, 0}};
-	const struct job *job = rank->ctx;
-
-	device_choose(ops, (uint32_t)rank->rank);
-	for (size_t i = 0; i < 2 * sizeof(cases) / sizeof(cases[0]); i++) {
-		struct tern_moe_config config = job->config;
-		bool over = i % 2;
-		tern_moe *moe = NULL;
-		int mode;
-
-		config.mode = TERN_AUTO;
-		config.hidden = 16;
-		config.max_tokens = cases[i / 2].most + over;
-		config.gate_rows = cases[i / 2].gate_rows;
-		config.nr_sms = cases[i / 2].nr_sms;
-		config.nr_slots = cases[i / 2].nr_slots;
-		config.slots_in_turn = cases[i / 2].in_turn;
-		if (tern_moe_create(rank->group, &config, &moe)) {
-			rank_fails(rank, "%u tokens: %s", config.max_tokens, tern_last_error());
-			continue;
-		}
-		mode = tern_moe_mode(moe);
-		if (mode != (over ? TERN_HIGH_THROUGHPUT : TERN_LOW_LATENCY))
-			rank_fails(rank, "%u tokens, gate_rows %u, %u SMs, %u slots: mode %d",
-				config.max_tokens, config.gate_rows, config.nr_sms, config.nr_slots,
-				mode);
-		tern_moe_destroy(moe);
-	}
-}
-
 static void make_job(struct job *job, enum tern_mode mode, bool scaled)
 {
 	job_init(job);
@@ -636,6 +598,5 @@ int main(void)
 		bad |= run("wrong_calls_with_scales", wrong_calls, mode, true);
 		bad |= run("odd_settings", odd_settings, mode, false);
 	}
-	bad |= run("default_mode", default_mode, TERN_LOW_LATENCY, false);
 	return bad | run("wrong_exchanges", wrong_exchanges, TERN_HIGH_THROUGHPUT, false);
 }
