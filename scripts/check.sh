@@ -5,7 +5,7 @@
 #
 #   BUILD=dir          where to build (build)
 #   STAGES="a b ..."   only these: models vm plain python thread address memory fuzz (all), quick, or torch
-#   JOBS=n             tests at a time (three more than cores, as many tests wait for something now and then; at most 5)
+#   JOBS=n             tests at a time (two more than cores, as many tests wait for something now and then; at most 5)
 #
 # A test is a program that exits 0 (passed), 77 (skipped, its last line says why) or otherwise (failed). Programs that
 # speak TAP are counted by case. What a failed test said, and the command that repeats it, are shown. Its bound is no
@@ -17,7 +17,7 @@ cd "$(dirname "$0")/.." || exit 1
 BUILD=${BUILD:-build}
 STAGES=${STAGES:-models vm plain python thread address memory fuzz}
 cores=$(nproc)
-JOBS=${JOBS:-$((cores < 2 ? cores + 3 : 5))}
+JOBS=${JOBS:-$((cores < 4 ? cores + 2 : 5))}
 mkdir -p "$BUILD"
 LOGS=$(cd "$BUILD" && pwd)/check
 rm -rf "$LOGS"

@@ -34,8 +34,8 @@
 #define TEAM_OUT 2
 #define TEAM_LEAST_BUFFERS (TEAM_OUT + 2)
 #define TEAM_BESIDE_BUFFER (16 + 2 * COPY_BARRIER_BYTES) /* ticket, barriers */
-#define TEAM_ALIGNMENT                                                                             \
-	128 /* of a team's memory: copies into rows that begin elsewhere are slower */
+/* Of a team's memory: copies into rows that begin elsewhere are slower. */
+#define TEAM_ALIGNMENT 128
 
 /* A block's division. Rows that are longer than the summing warps of a team hold go in parts. */
 struct team_shape {
@@ -74,6 +74,7 @@ HOST_DEVICE struct team_shape team_shape_of(
 {
 	uint32_t most_summing = gpu_least(TEAM_MOST_SUMMING,
 		block_bytes / (TEAM_LEAST_BUFFERS * (TEAM_PART_BYTES + TEAM_BESIDE_BUFFER)));
+	uint32_t of_team;
 	struct team_shape s;
 
 	s.nr_parts = gpu_ceil(row_bytes, most_summing * TEAM_PART_BYTES);
@@ -82,10 +83,9 @@ HOST_DEVICE struct team_shape team_shape_of(
 	s.nr_teams = gpu_least(TEAM_MOST_WARPS / (s.nr_summing + 2),
 		block_bytes / (TEAM_LEAST_BUFFERS * (s.buffer_bytes + TEAM_BESIDE_BUFFER)));
 	s.nr_teams -= nr_blocks > TEAM_MANY_BLOCKS && s.nr_teams > 2;
+	of_team = block_bytes / s.nr_teams / TEAM_ALIGNMENT * TEAM_ALIGNMENT;
 	s.nr_in =
-		gpu_least(TEAM_MOST_IN, block_bytes / s.nr_teams / TEAM_ALIGNMENT * TEAM_ALIGNMENT /
-							(s.buffer_bytes + TEAM_BESIDE_BUFFER) -
-						TEAM_OUT);
+		gpu_least(TEAM_MOST_IN, of_team / (s.buffer_bytes + TEAM_BESIDE_BUFFER) - TEAM_OUT);
 	s.most_untold =
 		nr_ranks > 2 && nr_blocks <= TEAM_FEW_BLOCKS ? TEAM_UNTOLD_FEW : TEAM_UNTOLD;
 	return s;
