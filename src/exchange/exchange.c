@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Making and ending an exchange: settings checked, compared between the ranks, and turned into a
- * layout. */
+/* Making and ending an exchange: settings compared between the ranks, and turned into a layout. */
 #include "exchange/moe_config.h"
 #include "exchange/state.h"
 

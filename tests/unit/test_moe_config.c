@@ -11,8 +11,11 @@
 
 /* Low latency up to `most` tokens of a rank, and high throughput from one more on. */
 struct bound {
-	uint32_t most, nr_ranks, nr_nodes;
-	uint32_t gate_rows, nr_sms, nr_slots, slots_in_turn;
+	uint32_t most;
+	uint32_t nr_ranks; /* 0: 2 */
+	uint32_t nr_nodes; /* 0: 1 */
+	uint32_t nr_slots; /* 0: 1 */
+	uint32_t gate_rows, nr_sms, slots_in_turn;
 };
 
 static enum tern_mode chosen(const struct bound *b, uint16_t device, uint32_t max_tokens)
@@ -26,7 +29,9 @@ static enum tern_mode chosen(const struct bound *b, uint16_t device, uint32_t ma
 	config.nr_sms = b->nr_sms;
 	config.nr_slots = b->nr_slots ? b->nr_slots : 1;
 	config.slots_in_turn = b->slots_in_turn;
-	assert_int_equal(moe_config_choose(&config, b->nr_ranks, b->nr_nodes), 0);
+	assert_int_equal(moe_config_choose(&config, b->nr_ranks ? b->nr_ranks : 2,
+				 b->nr_nodes ? b->nr_nodes : 1),
+		0);
 	return config.mode;
 }
 
@@ -41,19 +46,18 @@ static void bounds(const struct bound *all, size_t nr, uint16_t device)
 
 static void by_ranks_and_nodes(void **state)
 {
-	static const struct bound
-		cpu[] = {{.most = 256, .nr_ranks = 2, .nr_nodes = 1},
-			{.most = 256, .nr_ranks = 64, .nr_nodes = 8}},
-		devices[] = {{.most = 4096, .nr_ranks = 1, .nr_nodes = 1},
-			{.most = 4096, .nr_ranks = 2, .nr_nodes = 1},
-			{.most = 2048, .nr_ranks = 3, .nr_nodes = 1},
-			{.most = 2048, .nr_ranks = 4, .nr_nodes = 1},
-			{.most = 1024, .nr_ranks = 5, .nr_nodes = 1},
-			{.most = 1024, .nr_ranks = 72, .nr_nodes = 1},
-			{.most = 2048, .nr_ranks = 2, .nr_nodes = 2},
-			{.most = 1024, .nr_ranks = 4, .nr_nodes = 2},
-			{.most = 2048, .nr_ranks = 2, .nr_nodes = 1, .gate_rows = 64},
-			{.most = 1024, .nr_ranks = 4, .nr_nodes = 1, .gate_rows = 128}};
+	static const struct bound cpu[] = {{.most = 256, .nr_ranks = 2},
+		{.most = 256, .nr_ranks = 64, .nr_nodes = 8}},
+				  devices[] = {{.most = 4096, .nr_ranks = 1},
+					  {.most = 4096, .nr_ranks = 2},
+					  {.most = 2048, .nr_ranks = 3},
+					  {.most = 2048, .nr_ranks = 4},
+					  {.most = 1024, .nr_ranks = 5},
+					  {.most = 1024, .nr_ranks = 72},
+					  {.most = 2048, .nr_ranks = 2, .nr_nodes = 2},
+					  {.most = 1024, .nr_ranks = 4, .nr_nodes = 2},
+					  {.most = 2048, .gate_rows = 64},
+					  {.most = 1024, .nr_ranks = 4, .gate_rows = 128}};
 
 	(void)state;
 	bounds(cpu, sizeof(cpu) / sizeof(cpu[0]), TERN_DEVICE_CPU);
@@ -63,24 +67,17 @@ static void by_ranks_and_nodes(void **state)
 /* Be it that slots share them. */
 static void by_sms(void **state)
 {
-	static const struct bound all[] = {
-		{.most = 4096, .nr_ranks = 2, .nr_nodes = 1, .nr_sms = 200},
-		{.most = 4096, .nr_ranks = 2, .nr_nodes = 1, .nr_sms = 120},
-		{.most = 2048, .nr_ranks = 2, .nr_nodes = 1, .nr_sms = 119},
-		{.most = 2048, .nr_ranks = 2, .nr_nodes = 1, .nr_sms = 96},
-		{.most = 1024, .nr_ranks = 2, .nr_nodes = 1, .nr_sms = 64},
-		{.most = 512, .nr_ranks = 2, .nr_nodes = 1, .nr_sms = 40},
-		{.most = 256, .nr_ranks = 2, .nr_nodes = 1, .nr_sms = 39},
-		{.most = 256, .nr_ranks = 2, .nr_nodes = 1, .nr_sms = 1},
-		{.most = 1024, .nr_ranks = 4, .nr_nodes = 1, .nr_sms = 96},
-		{.most = 512, .nr_ranks = 4, .nr_nodes = 1, .nr_sms = 64},
-		{.most = 128, .nr_ranks = 4, .nr_nodes = 1, .nr_sms = 24},
-		{.most = 1024, .nr_ranks = 8, .nr_nodes = 1, .nr_sms = 100},
-		{.most = 1024, .nr_ranks = 2, .nr_nodes = 1, .gate_rows = 64, .nr_sms = 66},
-		{.most = 1024, .nr_ranks = 2, .nr_nodes = 1, .nr_slots = 2},
-		{.most = 4096, .nr_ranks = 2, .nr_nodes = 1, .nr_slots = 2, .slots_in_turn = 1},
-		{.most = 256, .nr_ranks = 2, .nr_nodes = 1, .nr_sms = 24, .nr_slots = 2},
-		{.most = 256, .nr_ranks = 2, .nr_nodes = 1, .nr_slots = 16}};
+	static const struct bound all[] = {{.most = 4096, .nr_sms = 200},
+		{.most = 4096, .nr_sms = 120}, {.most = 2048, .nr_sms = 119},
+		{.most = 2048, .nr_sms = 96}, {.most = 1024, .nr_sms = 64},
+		{.most = 512, .nr_sms = 40}, {.most = 256, .nr_sms = 39},
+		{.most = 256, .nr_sms = 1}, {.most = 1024, .nr_ranks = 4, .nr_sms = 96},
+		{.most = 512, .nr_ranks = 4, .nr_sms = 64},
+		{.most = 128, .nr_ranks = 4, .nr_sms = 24},
+		{.most = 1024, .nr_ranks = 8, .nr_sms = 100},
+		{.most = 1024, .gate_rows = 64, .nr_sms = 66}, {.most = 1024, .nr_slots = 2},
+		{.most = 4096, .nr_slots = 2, .slots_in_turn = 1},
+		{.most = 256, .nr_sms = 24, .nr_slots = 2}, {.most = 256, .nr_slots = 16}};
 
 	(void)state;
 	bounds(all, sizeof(all) / sizeof(all[0]), TERN_DEVICE_CUDA);

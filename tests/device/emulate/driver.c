@@ -19,18 +19,12 @@
 #endif
 
 #define UNIT 256 /* so that little is mapped beyond what is asked for */
-#define PAGE 4096
 
+/* A page more, which nobody maps, lies behind. */
 struct memory {
 	int fd;
 	size_t bytes;
 };
-
-/* A page more, which nobody maps, lies behind. */
-static size_t pages(size_t bytes)
-{
-	return (bytes + PAGE - 1) / PAGE * PAGE;
-}
 
 static CUresult attribute(int *value, CUdevice_attribute which, CUdevice_v1 device)
 {

@@ -146,6 +146,13 @@ extern uint64_t emulated_clock_ns;
 #endif
 #endif
 
+#define PAGE 4096
+
+static inline size_t pages(size_t bytes)
+{
+	return (bytes + PAGE - 1) / PAGE * PAGE;
+}
+
 /* memory.c: no byte can be touched behind these, but up to 255 that alignment adds. NULL: no
  * memory. */
 void *fenced_create(size_t bytes);

@@ -7,7 +7,6 @@
 
 #include "tests/device/emulate/inside.h"
 
-#define PAGE 4096
 #define UNIT 256 /* CUDA's least alignment */
 
 struct allocation {
@@ -21,15 +20,15 @@ struct allocation {
 
 /* ---- fences ---------------------------------------------------------------------------------- */
 
-static size_t in_units(size_t bytes, size_t unit)
+static size_t units(size_t bytes)
 {
-	return (bytes + unit - 1) / unit * unit;
+	return (bytes + UNIT - 1) / UNIT * UNIT;
 }
 
 #ifdef EMULATED_HEAP
 void *fenced_create(size_t bytes)
 {
-	return aligned_alloc(UNIT, in_units(bytes + 1, UNIT));
+	return aligned_alloc(UNIT, units(bytes + 1));
 }
 
 void fenced_destroy(void *memory, size_t bytes)
@@ -40,7 +39,7 @@ void fenced_destroy(void *memory, size_t bytes)
 #else
 void *fenced_create(size_t bytes)
 {
-	size_t used = in_units(bytes, UNIT), room = in_units(used, PAGE);
+	size_t used = units(bytes), room = pages(used);
 	uint8_t *all =
 		mmap(NULL, room + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
@@ -52,7 +51,7 @@ void *fenced_create(size_t bytes)
 
 void fenced_destroy(void *memory, size_t bytes)
 {
-	size_t used = in_units(bytes, UNIT), room = in_units(used, PAGE);
+	size_t used = units(bytes), room = pages(used);
 
 	munmap((uint8_t *)memory + used - room, room + PAGE);
 }
