@@ -77,7 +77,11 @@ test_now() {
 		outcome "$passed" "$failed" "$skipped" "$name" "$wall s, CPU $cpu$([ $rc -eq 77 ] && echo ": $(tail -1 "$log")")"
 		if [ "$failed" -gt 0 ]; then
 			echo "    exit code $rc; repeat:$(printf ' %q' "$@")"
-			grep -v '^ok ' "$log" | tail -n 60 | cut -c 1-400 | sed 's/^/    /'
+			{
+				grep -E '^not ok|ERROR|error: |: FAIL' "$log" | head -n 20 # what failed first, wherever it is
+				echo ...
+				grep -v '^ok ' "$log" | tail -n 40
+			} | cut -c 1-400 | sed 's/^/    /'
 		fi
 	} >"$log.report"
 	cat "$log.report" # in one piece, as others run beside it
