@@ -191,9 +191,9 @@ stage_plain() {
 		cuda=$BUILD/compiled/libtern_cuda.so
 		NVFLAGS=$(nvcc --help | grep -q Ofast-compile && echo -Ofc=max) build cuda BUILD="$BUILD/compiled" CUDA=1 CUDA_ARCH=90a "$cuda" "${cuda%/*}/libtern_bench_cuda.so"
 	fi
-	every plain 240 "$BUILD" 'unit/test_*'
+	every plain 240 "$BUILD" 'unit/test_*' env TERN_TEST_DIVISOR=4
 	every plain 240 "$BUILD" 'exchange/test_*'
-	every plain 240 "$BUILD" 'faults/test_[!js]*'
+	every plain 240 "$BUILD" 'faults/test_[!js]*' env TERN_TEST_DIVISOR=2
 	every plain 240 "$BUILD" 'faults/test_[js]*' env TERN_TEST_DIVISOR=4
 	every plain 240 "$BUILD" 'device/test_*' env TERN_CUDA_LIBRARY="$cuda"
 	emulated emulated/device "$BUILD" TERN_TEST_CASES=6 "$BUILD/tests/device/test_device"
@@ -208,8 +208,8 @@ stage_plain() {
 	test emulated/fences 60 "$BUILD/tests/emulated/test_fences"
 	# As many blocks as a real GPU takes, rows larger than 8 KB among them.
 	emulated emulated/device_wide "$BUILD" TERN_EMULATED_SMS=52 TERN_TEST_SHARING=1 TERN_TEST_RANKS=2 TERN_TEST_ROUNDS=2 TERN_TEST_WITHOUT=_ TERN_TEST_SEED=3012 TERN_TEST_CASES=3 "$BUILD/tests/device/test_device"
-	emulated emulated/hostile "$BUILD" TERN_TEST_CASES=15 "$BUILD/tests/device/test_hostile"
-	emulated emulated/hostile_without_lines "$BUILD" TERN_EMULATED_LINES=0 TERN_TEST_SEED=500 TERN_TEST_CASES=8 "$BUILD/tests/device/test_hostile"
+	emulated emulated/hostile "$BUILD" TERN_TEST_CASES=8 "$BUILD/tests/device/test_hostile"
+	emulated emulated/hostile_without_lines "$BUILD" TERN_EMULATED_LINES=0 TERN_TEST_SEED=500 TERN_TEST_CASES=4 "$BUILD/tests/device/test_hostile"
 	emulated emulated/long "$BUILD" TERN_TEST_TOTAL=30 "$BUILD/tests/device/test_long"
 	emulated emulated/layer "$BUILD" TERN_TEST_TOTAL=8 TERN_TEST_TOKENS=12 TERN_TEST_HIDDEN=512 "$BUILD/tests/device/test_layer"
 	for name in processes handles elastic elastic-ht closing; do : >"$LOGS/emulated-$name"; done # whose turn it is, of the processes of one test
@@ -218,17 +218,17 @@ stage_plain() {
 	emulated emulated/elastic_ht "$BUILD" TERN_EMULATED_PROCESSES="$LOGS/emulated-elastic-ht" TERN_TEST_MODE=2 TERN_TEST_SCENES=4 TERN_TEST_ONLY="*half*" "$BUILD/tests/device/test_elastic"
 	emulated emulated/closing "$BUILD" TERN_EMULATED_PROCESSES="$LOGS/emulated-closing" "$BUILD/tests/device/test_closing"
 	emulated emulated/processes_by_handles "$BUILD" TERN_FORCE_HANDLES=1 TERN_EMULATED_PROCESSES="$LOGS/emulated-handles" TERN_TEST_WAIT_MS=500 "$BUILD/tests/device/test_processes"
-	emulated emulated/schedules "$BUILD" TERN_TEST_CASES=24 "$BUILD/tests/emulated/test_schedules"
-	emulated emulated/schedules_without_lines "$BUILD" TERN_EMULATED_LINES=0 TERN_EMULATED_CODE=80 TERN_EMULATED_BLOCK_KIB=99 TERN_TEST_SEED=500 TERN_TEST_CASES=20 "$BUILD/tests/emulated/test_schedules"
+	emulated emulated/schedules "$BUILD" TERN_TEST_CASES=12 "$BUILD/tests/emulated/test_schedules"
+	emulated emulated/schedules_without_lines "$BUILD" TERN_EMULATED_LINES=0 TERN_EMULATED_CODE=80 TERN_EMULATED_BLOCK_KIB=99 TERN_TEST_SEED=500 TERN_TEST_CASES=10 "$BUILD/tests/emulated/test_schedules"
 	emulated emulated/calls "$BUILD" "$BUILD/tests/device/test_calls"
 	emulated emulated/place "$BUILD" "$BUILD/tests/device/test_place"
 	emulated emulated/count_routes "$BUILD" "$BUILD/tests/device/test_count_routes"
 	emulated emulated/plans "$BUILD" TERN_EMULATED_SMS=3 TERN_TEST_RANKS=3 TERN_TEST_ROUNDS=8 TERN_TEST_CASES=4 "$BUILD/tests/device/test_plans"
 	emulated emulated/plans_nodes "$BUILD" TERN_EMULATED_SMS=3 TERN_TEST_NODES=ab TERN_TRANSPORT=shm TERN_TEST_RANKS=3 TERN_TEST_ROUNDS=8 TERN_TEST_SEED=1000 TERN_TEST_CASES=2 "$BUILD/tests/device/test_plans"
-	emulated emulated/ahead "$BUILD" TERN_TEST_CASES=10 "$BUILD/tests/emulated/test_ahead"
+	emulated emulated/ahead "$BUILD" TERN_TEST_CASES=5 "$BUILD/tests/emulated/test_ahead"
 	emulated emulated/gates "$BUILD" TERN_TEST_ROUNDS=3 TERN_TEST_CASES=15 "$BUILD/tests/emulated/test_gates"
-	emulated emulated/gates_nodes "$BUILD" TERN_TEST_NODES=ab TERN_TRANSPORT=ofi TERN_TEST_CASES=12 "$BUILD/tests/emulated/test_gates"
-	emulated emulated/gates_nodes_of_2 "$BUILD" TERN_TEST_NODES=aabb TERN_TRANSPORT=copying TERN_TEST_SEED=100 TERN_TEST_CASES=12 "$BUILD/tests/emulated/test_gates"
+	emulated emulated/gates_nodes "$BUILD" TERN_TEST_NODES=ab TERN_TRANSPORT=ofi TERN_TEST_CASES=6 "$BUILD/tests/emulated/test_gates"
+	emulated emulated/gates_nodes_of_2 "$BUILD" TERN_TEST_NODES=aabb TERN_TRANSPORT=copying TERN_TEST_SEED=100 TERN_TEST_CASES=6 "$BUILD/tests/emulated/test_gates"
 	for script in generate nodes layer trace mutants; do
 		test "emulated/$script.sh" 240 env BUILD="$BUILD" tests/device/$script.sh
 	done
@@ -354,7 +354,7 @@ stage_thread() {
 	# Over libfabric ThreadSanitizer follows its memsets of 17 MB, up to a minute of them.
 	test thread/unit/test_engine_threads 300 env TERN_TEST_DIVISOR=64 TSAN_OPTIONS=halt_on_error=1 "$BUILD/thread/tests/unit/test_engine_threads" '*many*'
 	# Two lanes describe the row of an expert that is named twice, which no correct caller does. A lane is a fiber of ThreadSanitizer: few blocks and ranks.
-	emulated thread/emulated/device "$BUILD/thread" TERN_TEST_WITHOUT=bad_ids,scales,in_combine TERN_TEST_DIVISOR=24 TERN_EMULATED_SMS=2 TERN_TEST_SHARING=1 TERN_TEST_RANKS=3 TERN_TEST_CASES=1 \
+	emulated thread/emulated/device "$BUILD/thread" TERN_TEST_WITHOUT=bad_ids,scales,in_combine TERN_TEST_DIVISOR=24 TERN_EMULATED_SMS=2 TERN_TEST_SHARING=1 TERN_TEST_RANKS=2 TERN_TEST_CASES=1 \
 		TERN_TEST_ROUNDS=2 TERN_EMULATED_STORES=direct TSAN_OPTIONS="halt_on_error=1 suppressions=tests/device/emulate/tsan.supp" "$BUILD/thread/tests/device/test_device"
 	every thread 120 "$BUILD/thread" 'unit/test_device_ring' env TERN_TEST_DIVISOR=8 TSAN_OPTIONS=halt_on_error=1
 	emulated thread/emulated/device_nodes "$BUILD/thread" TERN_TEST_NODES=ab TERN_TRANSPORT=shm TERN_TEST_WITHOUT=_ TERN_EMULATED_SMS=2 TERN_TEST_SHARING=1 TERN_TEST_RANKS=3 TERN_TEST_CASES=1 \
@@ -377,9 +377,9 @@ stage_address() {
 	! ls /usr/include/python3.*/Python.h >/dev/null 2>&1 || wanted+=("$BUILD/address/_calls.abi3.so")
 	build address "${ADDRESS[@]}" "$BUILD/address/tern" "$BUILD/address/libtern.so" "${wanted[@]}"
 	# shellcheck disable=SC2086
-	every address 300 "$BUILD/address" 'unit/test_*' env TERN_TEST_DIVISOR=4 $options
+	every address 300 "$BUILD/address" 'unit/test_*' env TERN_TEST_DIVISOR=8 $options
 	# shellcheck disable=SC2086
-	every address 300 "$BUILD/address" 'exchange/test_[!c]*' env TERN_TEST_DIVISOR=12 $options
+	every address 300 "$BUILD/address" 'exchange/test_[!c]*' env TERN_TEST_DIVISOR=24 $options
 	# shellcheck disable=SC2086
 	every address 300 "$BUILD/address" 'faults/test_[ef]*' env TERN_TEST_DIVISOR=4 $options
 	test address/python 240 python/sanitized.sh "$BUILD/address" "$(command -v clang++ >/dev/null && echo clang || echo gcc)"

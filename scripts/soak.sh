@@ -98,6 +98,10 @@ share emulated-hostile-address env TERN_CUDA_LIBRARY="$BUILD/address/emulated/li
 for name in unit/test_agreement unit/test_model unit/test_signal unit/test_soak exchange/test_chunks; do
 	share "${name#*/test_}-address" env ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=1 "$BUILD/address/tests/$name"
 done
+share emulated-mutants-thread env LONG=1 THREAD=1 BUILD="$BUILD/thread" tests/device/mutants.sh
+for name in agreement soak engine_threads engine_mixed weights_sim; do # all that make check has a part of
+	share "$name" "$BUILD/tests/unit/test_$name"
+done
 for name in unit/test_engine_faults exchange/test_chunks; do
 	share "${name#*/test_}-thread" env TERN_TEST_DIVISOR=8 TSAN_OPTIONS=halt_on_error=1 "$BUILD/thread/tests/$name"
 done
