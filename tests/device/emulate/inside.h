@@ -116,7 +116,6 @@ void random_reset(uint64_t seed); /* settings.c */
 
 /* warps.c */
 void block_start(struct operation *launch, uint32_t number);
-void shared_give(uint32_t *shared, size_t bytes); /* that a block has had */
 void lane_spare(struct emulated_lane *lane); /* for other streams: its own is empty, and gone */
 void warps_reset(void);
 /* A turn of a warp; false: none can run. */
@@ -136,16 +135,6 @@ void *processes_map(const cudaIpcMemHandle_t *handle, size_t *bytes, int *fd); /
 /* streams.c */
 extern uint64_t emulated_clock_ns;
 
-/* Sanitizers know the heap: what lies in it, and that who has it now has nothing to do with who had
- * it before. */
-#if defined(__SANITIZE_ADDRESS__) || defined(EMULATED_TSAN)
-#define EMULATED_HEAP
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define EMULATED_HEAP
-#endif
-#endif
-
 #define PAGE 4096
 
 static inline size_t pages(size_t bytes)
@@ -153,10 +142,10 @@ static inline size_t pages(size_t bytes)
 	return (bytes + PAGE - 1) / PAGE * PAGE;
 }
 
-/* memory.c: no byte can be touched behind these, but up to 255 that alignment adds. NULL: no
- * memory. */
-void *fenced_create(size_t bytes);
-void fenced_destroy(void *memory, size_t bytes);
+/* memory.c: a block's. Nothing behind it can be touched, but up to 127 bytes that alignment adds.
+ * NULL: there is none. */
+uint32_t *shared_take(size_t bytes);
+void shared_give(uint32_t *shared, size_t bytes);
 /* -1: of none */
 int memory_device(const void *pointer);
 bool memory_is_pinned(const void *pointer);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Devices' memory, and pinned memory: fenced, so that an access beyond an allocation ends the test;
- * or, between processes, files'. */
+/* Devices' memory, pinned memory and blocks' shared memory: fenced, so that an access beyond it
+ * ends the test; or, devices' between processes, files'. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -9,16 +9,17 @@
 
 #define UNIT 256 /* CUDA's least alignment */
 
-struct allocation {
-	struct allocation *next;
-	uint8_t *memory;
-	size_t bytes;
-	int device;
-	int fd; /* -1: fenced; -2: the caller's */
-	enum cudaMemoryType type;
-};
-
 /* ---- fences ---------------------------------------------------------------------------------- */
+
+/* Sanitizers know the heap: what lies in it, and that who has it now has nothing to do with who had
+ * it before. */
+#if defined(__SANITIZE_ADDRESS__) || defined(EMULATED_TSAN)
+#define EMULATED_HEAP
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define EMULATED_HEAP
+#endif
+#endif
 
 static size_t units(size_t bytes)
 {
@@ -26,18 +27,18 @@ static size_t units(size_t bytes)
 }
 
 #ifdef EMULATED_HEAP
-void *fenced_create(size_t bytes)
+static void *fenced_create(size_t bytes)
 {
 	return aligned_alloc(UNIT, units(bytes + 1));
 }
 
-void fenced_destroy(void *memory, size_t bytes)
+static void fenced_destroy(void *memory, size_t bytes)
 {
 	(void)bytes;
 	free(memory);
 }
 #else
-void *fenced_create(size_t bytes)
+static void *fenced_create(size_t bytes)
 {
 	size_t used = units(bytes), room = pages(used);
 	uint8_t *all =
@@ -49,7 +50,7 @@ void *fenced_create(size_t bytes)
 	return all + room - used;
 }
 
-void fenced_destroy(void *memory, size_t bytes)
+static void fenced_destroy(void *memory, size_t bytes)
 {
 	size_t used = units(bytes), room = pages(used);
 
@@ -57,7 +58,61 @@ void fenced_destroy(void *memory, size_t bytes)
 }
 #endif
 
+/* ---- shared memory of blocks ---------------------------------------------------------------- */
+
+#ifdef EMULATED_HEAP
+uint32_t *shared_take(size_t bytes)
+{
+	return fenced_create(bytes);
+}
+
+void shared_give(uint32_t *shared, size_t bytes)
+{
+	fenced_destroy(shared, bytes);
+}
+#else
+/* A block's shared memory ends where its room does, whatever it takes; rooms are kept. */
+struct room {
+	struct room *next;
+};
+
+static struct room *rooms;
+
+static size_t begins_at(size_t bytes)
+{
+	return (emulated_settings()->block_bytes - bytes) / 128 * 128;
+}
+
+uint32_t *shared_take(size_t bytes)
+{
+	struct room *room = rooms;
+
+	if (room)
+		rooms = room->next;
+	else
+		room = fenced_create(emulated_settings()->block_bytes);
+	return room ? (uint32_t *)((uint8_t *)room + begins_at(bytes)) : NULL;
+}
+
+void shared_give(uint32_t *shared, size_t bytes)
+{
+	struct room *room = (struct room *)(void *)((uint8_t *)shared - begins_at(bytes));
+
+	room->next = rooms;
+	rooms = room;
+}
+#endif
+
 /* ---- allocations ----------------------------------------------------------------------------- */
+
+struct allocation {
+	struct allocation *next;
+	uint8_t *memory;
+	size_t bytes;
+	int device;
+	int fd; /* -1: fenced; -2: the caller's */
+	enum cudaMemoryType type;
+};
 
 static struct allocation *allocations;
 static _Atomic unsigned nr_calls; /* that manage memory, of this process */

@@ -428,49 +428,6 @@ static void lane_init(
 	fiber_start(&lane->fiber, lane_main, lane);
 }
 
-#ifdef EMULATED_HEAP
-static uint32_t *shared_take(size_t bytes)
-{
-	return fenced_create(bytes);
-}
-
-void shared_give(uint32_t *shared, size_t bytes)
-{
-	fenced_destroy(shared, bytes);
-}
-#else
-/* A block's shared memory ends where its room does, whatever it takes; rooms are kept. */
-struct room {
-	struct room *next;
-};
-
-static struct room *rooms;
-
-static size_t begins_at(size_t bytes)
-{
-	return (emulated_settings()->block_bytes - bytes) / 128 * 128;
-}
-
-static uint32_t *shared_take(size_t bytes)
-{
-	struct room *room = rooms;
-
-	if (room)
-		rooms = room->next;
-	else
-		room = fenced_create(emulated_settings()->block_bytes);
-	return room ? (uint32_t *)((uint8_t *)room + begins_at(bytes)) : NULL;
-}
-
-void shared_give(uint32_t *shared, size_t bytes)
-{
-	struct room *room = (struct room *)(void *)((uint8_t *)shared - begins_at(bytes));
-
-	room->next = rooms;
-	rooms = room;
-}
-#endif
-
 static void block_make(struct operation *launch, uint32_t number)
 {
 	struct emulated_block *block = calloc(1, sizeof(*block));
