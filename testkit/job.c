@@ -16,28 +16,22 @@ enum purpose {
 void job_init(struct job *job)
 {
 	memset(job, 0, sizeof(*job));
-	job->config = (struct tern_moe_config){
-		.size = sizeof(job->config),
-		.mode = TERN_LOW_LATENCY,
-		.layout = TERN_CONTIGUOUS,
-		.reduce = TERN_REDUCE_HOME,
-		.weights = TERN_WEIGHTS_COMBINE,
-		.hidden = 7168,
-		.nr_experts = 256,
-		.topk = 8,
-		.max_tokens = 128,
-		.x_dtype = TERN_BF16,
-		.dispatch_dtype = TERN_BF16,
-		.combine_dtype = TERN_BF16,
-		.nr_slots = 1,
-		.alignment = 1,
-		.replica_ranks = 1,
-		.wait_ms = 30000,
-		.first_epoch = 1,
-	};
+	tern_moe_config_init(&job->config);
+	job->config.mode = TERN_LOW_LATENCY;
+	job->config.reduce = TERN_REDUCE_HOME;
+	job->config.hidden = 7168;
+	job->config.nr_experts = 256;
+	job->config.topk = 8;
+	job->config.max_tokens = 128;
 	job->nr_ranks = 1;
 	job->nr_tokens = 128;
 	job->seed = 1;
+}
+
+void job_take_mode(struct job *job, const tern_moe *moe)
+{
+	if (job->config.mode == TERN_AUTO)
+		job->config.mode = (enum tern_mode)tern_moe_mode(moe);
 }
 
 /* ---- opening --------------------------------------------------------------------------------- */

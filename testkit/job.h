@@ -44,6 +44,9 @@ struct job {
 
 void job_init(struct job *job);
 
+/* A mode of TERN_AUTO becomes what was chosen. */
+void job_take_mode(struct job *job, const tern_moe *moe);
+
 /* Checks what the generators need (the library checks the rest) and makes the pools. job_close
  * frees them, also after a failure. */
 int job_open(struct job *job, struct reason *why);

@@ -4,7 +4,7 @@
 #include <stddef.h>
 
 const struct word mode_words[] = {
-	{"ll", TERN_LOW_LATENCY}, {"ht", TERN_HIGH_THROUGHPUT}, {NULL, 0}};
+	{"ll", TERN_LOW_LATENCY}, {"ht", TERN_HIGH_THROUGHPUT}, {"auto", TERN_AUTO}, {NULL, 0}};
 const struct word dtype_words[] = {{"fp8", TERN_FP8_E4M3}, {"bf16", TERN_BF16}, {"fp16", TERN_FP16},
 	{"fp32", TERN_FP32}, {"bytes", TERN_BYTES}, {NULL, 0}};
 const struct word combine_dtype_words[] = {

@@ -72,7 +72,8 @@ int value_words(const struct bench_args *args, const char *flag, const char *tex
 
 	list->nr = 0;
 	for (word = words; word->name && !strcmp(text, "all"); word++)
-		list_add(list, word->value);
+		if (words != mode_words || word->value != TERN_AUTO) /* one of the others */
+			list_add(list, word->value);
 	while (!list->nr || *at == ',') {
 		at += list->nr != 0;
 		for (word = words; word->name; word++) {

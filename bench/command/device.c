@@ -130,8 +130,10 @@ void run_on_device(
 	if (!outcome->rc)
 		outcome->rc =
 			device_rounds_open(&d.rounds, bench->group, &result->bench_case.job, ops);
-	if (!outcome->rc)
+	if (!outcome->rc) {
+		job_take_mode(&result->bench_case.job, d.rounds.moe);
 		outcome->rc = device_run_rounds(bench, &d, t, result, outcome);
+	}
 	describe_failure(bench, outcome);
 	describe_difference(outcome, &d);
 	nccl_rounds_close(&d.nccl);

@@ -168,7 +168,8 @@ const struct option_row bench_flags[] = {
 		.argument = "M",
 		WORDS(modes, mode_words),
 		.mark = "+",
-		.help = "ll (low latency, default), ht (high throughput)"},
+		.help = "ll (low latency, default), ht (high throughput), auto (the one that an "
+			"exchange takes that is not told; all are the first two)"},
 	{.name = "dtype",
 		.argument = "D",
 		WORDS(dtypes, dtype_words),

@@ -311,6 +311,7 @@ static int run_open(struct layer_bench *b, struct layer_run *run, struct layer_r
 
 	if (rc)
 		return rc;
+	job_take_mode(&result->bench_case.job, r->moe);
 	rc = make_weights(b, result, (uint32_t)tern_moe_nr_local(r->moe));
 	rc = rc ? rc : make_layers(b, run);
 	return device_rounds_agree(r, rc);

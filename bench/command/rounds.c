@@ -128,7 +128,7 @@ static int create_barrier(struct rounds *rounds)
 	return tern_moe_create(rounds->group, &config, &rounds->barrier);
 }
 
-int rounds_open(struct rounds *rounds, tern_group *group, const struct job *job)
+int rounds_open(struct rounds *rounds, tern_group *group, struct job *job)
 {
 	int rc;
 
@@ -141,8 +141,10 @@ int rounds_open(struct rounds *rounds, tern_group *group, const struct job *job)
 		return TERN_ERR_NOMEM;
 	rounds->positions = worst_positions(rounds->reference);
 	rc = tern_moe_create(group, &job->config, &rounds->moe);
-	if (!rc)
+	if (!rc) {
+		job_take_mode(job, rounds->moe);
 		rc = create_barrier(rounds);
+	}
 	if (!rc && !map_all(rounds))
 		rc = TERN_ERR_NOMEM;
 	return rc;

@@ -42,9 +42,9 @@ struct rounds {
 	struct difference difference; /* adds up over all rounds */
 };
 
-/* Collective. job is open. 0, a negative enum tern_error with tern_last_error, or -ENOMEM's
- * stand-in TERN_ERR_NOMEM. */
-int rounds_open(struct rounds *rounds, tern_group *group, const struct job *job);
+/* Collective. job is open; a mode of TERN_AUTO becomes what was chosen. 0, a negative enum
+ * tern_error with tern_last_error, or -ENOMEM's stand-in TERN_ERR_NOMEM. */
+int rounds_open(struct rounds *rounds, tern_group *group, struct job *job);
 void rounds_close(struct rounds *rounds);
 
 /* nr_slots rounds, interleaved, from number `round` on; differences go to rounds->difference. */

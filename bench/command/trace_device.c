@@ -110,7 +110,7 @@ static uint16_t line_of(uint32_t block, enum part part)
 static void put_block(
 	const struct device_rounds *r, uint32_t block, const uint64_t *marks, int64_t offset)
 {
-	bool ht = r->job->config.mode == TERN_HIGH_THROUGHPUT;
+	bool ht = tern_moe_mode(r->moe) == TERN_HIGH_THROUGHPUT;
 	const struct stretch *s = ht ? of_ht : of_ll;
 	size_t nr = ht ? sizeof(of_ht) / sizeof(*of_ht) : sizeof(of_ll) / sizeof(*of_ll);
 

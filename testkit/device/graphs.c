@@ -49,11 +49,11 @@ static int put_dispatch(struct device_rounds *r, enum piece piece, uint32_t slot
 		lane->received.gemm_scales = scales ? lane->gemm_scales : NULL;
 		lane->received.counts_alignment = 16;
 		if (!m->graphs &&
-			(piece == PIECE_DISPATCH || r->job->config.mode == TERN_LOW_LATENCY)) {
+			(piece == PIECE_DISPATCH || tern_moe_mode(r->moe) == TERN_LOW_LATENCY)) {
 			lane->received.into_counts = (uint32_t *)(void *)lane->into_counts;
 			lane->received.into_offsets = (uint64_t *)(void *)lane->into_offsets;
 		}
-		if (r->job->config.mode == TERN_LOW_LATENCY)
+		if (tern_moe_mode(r->moe) == TERN_LOW_LATENCY)
 			lane->received.waited_ns = (uint64_t *)(void *)lane->waited;
 	}
 	return piece == PIECE_DISPATCH ? tern_dispatch(r->moe, &args, &lane->received)

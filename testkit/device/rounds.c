@@ -215,7 +215,7 @@ struct device_manner device_manner(const struct device_rounds *r, uint64_t round
 	if (m.graphs)
 		return m;
 	m.wide_ids = random_below(&state, 2);
-	m.own_buffers = r->job->config.mode == TERN_LOW_LATENCY &&
+	m.own_buffers = tern_moe_mode(r->moe) == TERN_LOW_LATENCY &&
 			(r->job->config.caller_output || random_below(&state, 2));
 	m.x_gap = 16 * random_below(&state, 4);
 	m.scales_gap = random_below(&state, 4) * (r->job->config.scale == TERN_SCALE_FP32 ? 4 : 1);

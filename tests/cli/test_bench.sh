@@ -44,7 +44,7 @@ refuses '--tokens is "1,"' --tokens 1,
 refuses '--tokens is "8-4"' --tokens 8-4
 refuses '--tokens is "0-4"' --tokens 0-4
 refuses '--tokens is ""' --tokens ''
-refuses '--mode is "fast": allowed: ll, ht' --mode fast
+refuses '--mode is "fast": allowed: ll, ht, auto' --mode fast
 refuses '--mode is "ll,": allowed: ll' --mode ll,
 refuses '--dtype is "int4"' --dtype int4
 refuses '--combine-dtype is "fp8"' --combine-dtype fp8
@@ -82,6 +82,9 @@ good --ranks 2 --hidden 256 --experts 16 --topk 4 --sweep --iters 2 --warmup 1
 [ "$(grep -cE '^# custom .* (ll|ht)$' "$DIR/out")" -eq 13 ] || complain "--sweep: not 13 sizes compared"
 good --ranks 1 --hidden 256 --experts 16 --topk 4 --sweep --tokens 3,9 --mode ht --iters 2 --warmup 1
 [ "$(grep -cE '^  custom ' "$DIR/out")" -eq 2 ] || complain "--sweep: --tokens and --mode were not heard"
+# What an exchange takes that is not told, and says.
+good --ranks 2 --hidden 64 --experts 8 --topk 2 --only-verify --mode auto --tokens 3,300
+grep -qE '^  custom +ll .* 3 ' "$DIR/out" && grep -qE '^  custom +ht .* 300 ' "$DIR/out" || complain "--mode auto: not ll for 3 tokens and ht for 300"
 good --ranks 2 $SMALL --threads 3 --verify --mode all
 
 good --ranks 1 $SMALL --verify --mode all --dtype all --layout all --reduce all --weights all
