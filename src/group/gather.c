@@ -96,6 +96,18 @@ static void give_part(tern_group *group)
 			tell_part(group, r, (uint32_t)group->rank, part);
 }
 
+static bool is_here(const tern_group *group, uint32_t rank)
+{
+	return takes_part(group, rank) ? has_given(group->members, rank) : is_known(group, rank);
+}
+
+/* Without having given its part: a rank may end as soon as it has all, so what it has given is
+ * looked for once more when it is seen to be gone. */
+static bool is_lost(const tern_group *group, uint32_t rank)
+{
+	return members_have(group, rank) && members_lost(group, rank) && !is_here(group, rank);
+}
+
 static int look_for_part(void *ctx)
 {
 	tern_group *group = ctx;
@@ -104,11 +116,10 @@ static int look_for_part(void *ctx)
 	if (group->members->gives && may_give(group))
 		give_part(group);
 	for (uint32_t r = 0; r < (uint32_t)group->nr_ranks; r++) {
-		bool here =
-			takes_part(group, r) ? has_given(group->members, r) : is_known(group, r);
-
-		all = all && here;
-		lost = lost || (!here && members_have(group, r) && members_lost(group, r));
+		if (is_here(group, r))
+			continue;
+		all = false;
+		lost = lost || is_lost(group, r);
 	}
 	if (all)
 		return 1;
