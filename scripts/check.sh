@@ -214,7 +214,7 @@ stage_plain() {
 	emulated emulated/layer "$BUILD" TERN_TEST_TOTAL=8 TERN_TEST_TOKENS=12 TERN_TEST_HIDDEN=512 "$BUILD/tests/device/test_layer"
 	for name in processes handles elastic elastic-ht closing; do : >"$LOGS/emulated-$name"; done # whose turn it is, of the processes of one test
 	emulated emulated/processes "$BUILD" TERN_EMULATED_PROCESSES="$LOGS/emulated-processes" TERN_TEST_WAIT_MS=500 "$BUILD/tests/device/test_processes"
-	emulated emulated/elastic "$BUILD" TERN_EMULATED_PROCESSES="$LOGS/emulated-elastic" TERN_TEST_WAIT_MS=500 TERN_TEST_KILLS=1 TERN_TEST_MODE=1 "$BUILD/tests/device/test_elastic"
+	emulated emulated/elastic "$BUILD" TERN_EMULATED_PROCESSES="$LOGS/emulated-elastic" TERN_TEST_WAIT_MS=1500 TERN_TEST_KILLS=1 TERN_TEST_MODE=1 "$BUILD/tests/device/test_elastic"
 	emulated emulated/elastic_ht "$BUILD" TERN_EMULATED_PROCESSES="$LOGS/emulated-elastic-ht" TERN_TEST_MODE=2 TERN_TEST_SCENES=4 TERN_TEST_ONLY="*half*" "$BUILD/tests/device/test_elastic"
 	emulated emulated/closing "$BUILD" TERN_EMULATED_PROCESSES="$LOGS/emulated-closing" "$BUILD/tests/device/test_closing"
 	emulated emulated/processes_by_handles "$BUILD" TERN_FORCE_HANDLES=1 TERN_EMULATED_PROCESSES="$LOGS/emulated-handles" TERN_TEST_WAIT_MS=500 "$BUILD/tests/device/test_processes"

@@ -166,6 +166,22 @@ static inline uint64_t record_observe(const _Atomic uint64_t *number)
 	return atomic_load_explicit(number, memory_order_acquire);
 }
 
+/* The highest view that somebody wants. Whom it stops sees what that one had seen: parts of a
+ * gathering that was complete there. */
+static inline void want_publish(_Atomic uint64_t *wanted, uint64_t view)
+{
+	uint64_t before = atomic_load_explicit(wanted, memory_order_relaxed);
+
+	while (before < view && !atomic_compare_exchange_weak_explicit(wanted, &before, view,
+					memory_order_release, memory_order_relaxed))
+		;
+}
+
+static inline uint64_t want_observe(const _Atomic uint64_t *wanted)
+{
+	return atomic_load_explicit(wanted, memory_order_acquire);
+}
+
 static inline bool record_is_whole(const _Atomic uint64_t *number, uint64_t observed)
 {
 	return atomic_load_explicit(number, memory_order_relaxed) == observed;

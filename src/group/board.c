@@ -28,9 +28,5 @@ bool board_look(const struct board *board, struct agreement_record *record)
 
 void board_want(struct board *board, uint64_t view)
 {
-	uint64_t wanted = atomic_load_explicit(&board->wanted, memory_order_relaxed);
-
-	while (wanted < view && !atomic_compare_exchange_weak_explicit(&board->wanted, &wanted,
-					view, memory_order_relaxed, memory_order_relaxed))
-		;
+	want_publish(&board->wanted, view);
 }

@@ -112,6 +112,8 @@ static int look_for_part(void *ctx)
 {
 	tern_group *group = ctx;
 	bool all = true, lost = false;
+	bool to_change = members_are_to_change(group); /* maybe by who has all parts: before these
+							  looks */
 
 	if (group->members->gives && may_give(group))
 		give_part(group);
@@ -125,7 +127,7 @@ static int look_for_part(void *ctx)
 		return 1;
 	if (lost)
 		members_want_change(group);
-	return members_are_to_change(group) ? members_fail(group) : 0;
+	return lost || to_change ? members_fail(group) : 0;
 }
 
 /* Of those in whose places others are: as far as a member may still be in that gathering. */

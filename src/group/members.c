@@ -137,8 +137,7 @@ bool group_has(const tern_group *group, uint32_t rank)
 
 bool members_are_to_change(const tern_group *group)
 {
-	return group->members && atomic_load_explicit(&group->members->board->wanted,
-					 memory_order_relaxed) > group->view;
+	return group->members && want_observe(&group->members->board->wanted) > group->view;
 }
 
 static void note_time(const tern_group *group)

@@ -343,9 +343,11 @@ bool device_at_rest(const tern_moe *moe)
 	return true;
 }
 
+/* Who leaves wants no change, which would end what the others are in. */
 static int device_settle(tern_moe *moe)
 {
-	int rc = device_look(moe);
+	int rc = moe->config.elastic && device_elastic_changes(moe) ? TERN_ERR_MEMBERS
+								    : device_look(moe);
 
 	if (rc)
 		return rc;

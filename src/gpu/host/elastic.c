@@ -132,15 +132,27 @@ static void allow_waits(tern_moe *moe)
 	pthread_mutex_unlock(&e->lock);
 }
 
+static bool somebody_died(const tern_moe *moe)
+{
+	for (uint32_t r = 0; r < moe->nr_ranks; r++)
+		if (moe->alive[r] &&
+			leave_status_observe(device_leave_word(moe, moe->rank, r)) == LEAVE_DIED)
+			return true;
+	return false;
+}
+
+bool device_elastic_changes(const tern_moe *moe)
+{
+	return members_are_to_change(moe->group) || somebody_died(moe);
+}
+
 int device_elastic_look(tern_moe *moe)
 {
 	struct gpu_report report = {0};
 	int rc = elastic_look(moe);
 
-	for (uint32_t r = 0; r < moe->nr_ranks && !rc; r++)
-		if (moe->alive[r] &&
-			leave_status_observe(device_leave_word(moe, moe->rank, r)) == LEAVE_DIED)
-			rc = elastic_lost(moe);
+	if (!rc && somebody_died(moe))
+		rc = elastic_lost(moe);
 	if (!rc)
 		moe->device->ops->read_report(moe->device->exchange, 0, &report);
 	return report.reason == GPU_LOST_EXPERTS ? elastic_fail_lost(moe) : rc;

@@ -16,6 +16,9 @@ void device_elastic_died(tern_moe *moe, uint32_t rank);
 /* 0, or TERN_ERR_MEMBERS, where a change is wanted or somebody has died; TERN_ERR_LOST_EXPERTS. */
 int device_elastic_look(tern_moe *moe);
 
+/* The same, but what has happened alone: nobody is told that a change is wanted. */
+bool device_elastic_changes(const tern_moe *moe);
+
 /* Other tables, between rounds: the check waits for the device. */
 int device_elastic_place_check(tern_moe *moe);
 int device_elastic_place(tern_moe *moe);
