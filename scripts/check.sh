@@ -354,7 +354,7 @@ stage_thread() {
 	# Over libfabric ThreadSanitizer follows its memsets of 17 MB, up to a minute of them.
 	test thread/unit/test_engine_threads 300 env TERN_TEST_DIVISOR=64 TSAN_OPTIONS=halt_on_error=1 "$BUILD/thread/tests/unit/test_engine_threads" '*many*'
 	# Two lanes describe the row of an expert that is named twice, which no correct caller does. A lane is a fiber of ThreadSanitizer: few blocks and ranks.
-	emulated thread/emulated/device "$BUILD/thread" TERN_TEST_WITHOUT=bad_ids,scales,in_combine TERN_TEST_DIVISOR=24 TERN_EMULATED_SMS=2 TERN_TEST_SHARING=1 TERN_TEST_RANKS=2 TERN_TEST_CASES=1 \
+	emulated thread/emulated/device "$BUILD/thread" TERN_TEST_WITHOUT=bad_ids,scales,in_combine TERN_TEST_DIVISOR=24 TERN_EMULATED_SMS=2 TERN_TEST_SHARING=1 TERN_TEST_RANKS=3 TERN_TEST_CASES=1 \
 		TERN_TEST_ROUNDS=2 TERN_EMULATED_STORES=direct TSAN_OPTIONS="halt_on_error=1 suppressions=tests/device/emulate/tsan.supp" "$BUILD/thread/tests/device/test_device"
 	every thread 120 "$BUILD/thread" 'unit/test_device_ring' env TERN_TEST_DIVISOR=8 TSAN_OPTIONS=halt_on_error=1
 	emulated thread/emulated/device_nodes "$BUILD/thread" TERN_TEST_NODES=ab TERN_TRANSPORT=shm TERN_TEST_WITHOUT=_ TERN_EMULATED_SMS=2 TERN_TEST_SHARING=1 TERN_TEST_RANKS=3 TERN_TEST_CASES=1 \
