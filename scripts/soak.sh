@@ -99,8 +99,13 @@ for name in unit/test_agreement unit/test_model unit/test_signal unit/test_soak 
 	share "${name#*/test_}-address" env ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=1 "$BUILD/address/tests/$name"
 done
 share emulated-mutants-thread env LONG=1 THREAD=1 BUILD="$BUILD/thread" tests/device/mutants.sh
-for name in agreement soak engine_threads engine_mixed weights_sim; do # all that make check has a part of
-	share "$name" "$BUILD/tests/unit/test_$name"
+# All that make check has a part of.
+for name in unit/test_agreement unit/test_soak unit/test_engine_threads unit/test_engine_mixed unit/test_engine_sim unit/test_weights unit/test_weights_sim unit/test_put unit/test_ring unit/test_row_work faults/test_faults; do
+	share "${name#*/test_}" "$BUILD/tests/$name"
+done
+for nodes in ab:ofi aabb:copying; do
+	share "emulated-gates-${nodes%:*}" env TERN_CUDA_LIBRARY="$BUILD/emulated/libtern_cuda.so" TERN_TEST_SHARING=7 TERN_TEST_NODES="${nodes%:*}" TERN_TRANSPORT="${nodes#*:}" TERN_TEST_SEED="$seed" TERN_TEST_CASES=60 \
+		"$BUILD/tests/emulated/test_gates"
 done
 for name in unit/test_engine_faults exchange/test_chunks; do
 	share "${name#*/test_}-thread" env TERN_TEST_DIVISOR=8 TSAN_OPTIONS=halt_on_error=1 "$BUILD/thread/tests/$name"

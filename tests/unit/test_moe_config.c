@@ -83,24 +83,27 @@ static void by_sms(void **state)
 	bounds(all, sizeof(all) / sizeof(all[0]), TERN_DEVICE_CUDA);
 }
 
+static enum tern_mode chosen_on_device(struct tern_moe_config config)
+{
+	config.device = TERN_DEVICE_CUDA;
+	assert_int_equal(moe_config_choose(&config, 2, 1), 0);
+	return config.mode;
+}
+
 /* What only one of the modes can do decides, whatever the tokens. */
 static void by_settings(void **state)
 {
-	struct tern_moe_config config;
+	struct tern_moe_config few, many;
 
 	(void)state;
-	tern_moe_config_init(&config);
-	config.device = TERN_DEVICE_CUDA;
-	config.max_tokens = 1;
-	config.capacity = 2;
-	assert_int_equal(moe_config_choose(&config, 2, 1), 0);
-	assert_int_equal(config.mode, TERN_HIGH_THROUGHPUT);
-	tern_moe_config_init(&config);
-	config.device = TERN_DEVICE_CUDA;
-	config.max_tokens = 100000;
-	config.caller_output = 1;
-	assert_int_equal(moe_config_choose(&config, 2, 1), 0);
-	assert_int_equal(config.mode, TERN_LOW_LATENCY);
+	tern_moe_config_init(&few);
+	few.max_tokens = 1;
+	many = few;
+	many.max_tokens = 100000;
+	few.capacity = 2;
+	many.caller_output = 1;
+	assert_int_equal(chosen_on_device(few), TERN_HIGH_THROUGHPUT);
+	assert_int_equal(chosen_on_device(many), TERN_LOW_LATENCY);
 }
 
 int main(void)
