@@ -208,6 +208,8 @@ stage_plain() {
 	test emulated/fences 60 "$BUILD/tests/emulated/test_fences"
 	# As many blocks as a real GPU takes, rows larger than 8 KB among them.
 	emulated emulated/device_wide "$BUILD" TERN_EMULATED_SMS=52 TERN_TEST_SHARING=1 TERN_TEST_RANKS=2 TERN_TEST_ROUNDS=2 TERN_TEST_WITHOUT=_ TERN_TEST_SEED=3012 TERN_TEST_CASES=3 "$BUILD/tests/device/test_device"
+	# Two ranks, each of which cuts results as suits its own tokens.
+	emulated emulated/device_two_cuts "$BUILD" TERN_EMULATED_SMS=8 TERN_TEST_SHARING=2 TERN_TEST_RANKS=2 TERN_TEST_WITHOUT=_ TERN_TEST_SEED=1 TERN_TEST_CASES=24 "$BUILD/tests/device/test_device"
 	emulated emulated/hostile "$BUILD" TERN_TEST_CASES=8 "$BUILD/tests/device/test_hostile"
 	emulated emulated/hostile_without_lines "$BUILD" TERN_EMULATED_LINES=0 TERN_TEST_SEED=500 TERN_TEST_CASES=4 "$BUILD/tests/device/test_hostile"
 	emulated emulated/long "$BUILD" TERN_TEST_TOTAL=30 "$BUILD/tests/device/test_long"

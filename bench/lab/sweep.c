@@ -188,7 +188,7 @@ static struct lab_way rule_way(const struct lab *lab, const struct target *t)
 {
 	uint32_t y_bytes = (uint32_t)job_y_bytes(lab->job),
 		 row_vectors = ll_rule_row_vectors(t->fp8, t->tokens);
-	uint32_t result_vectors = ll_rule_result_vectors(t->tokens, lab->nr_ranks, y_bytes);
+	uint32_t result_vectors = ll_rule_result_vectors(t->tokens, lab->nr_ranks);
 	struct row_geometry row = row_geometry_of(GPU_FLAG128, t->fp8,
 				    (uint32_t)job_received_bytes(lab->job), row_vectors),
 			    result = row_geometry_of(GPU_FLAG128, 0, y_bytes, result_vectors);

@@ -78,10 +78,10 @@ static void make_exchange(struct device_exchange *x, const struct device_plan *p
 	e->at_home = c->reduce == TERN_REDUCE_HOME;
 	e->format = l->format;
 	e->row = l->row;
-	e->result = l->result;
 	e->by_topk = gpu_divisor_of(c->topk);
 	e->by_ranks = gpu_divisor_of(plan->nr_ranks);
 	e->by_others = gpu_divisor_of(plan->nr_ranks > 1 ? plan->nr_ranks - 1 : 1);
+	e->result = l->result;
 	e->by_result_segments = gpu_divisor_of(l->result.nr_segments);
 	e->by_row_parts = gpu_divisor_of(l->row.nr_segments + 1);
 	e->by_replicas = gpu_divisor_of(c->replica_ranks);
@@ -212,6 +212,19 @@ static int count_ht_blocks(struct device_exchange *x)
 					x->nr_sharing, nr_sms);
 }
 
+void cut_results(struct gpu_combine *c, uint32_t nr_tokens)
+{
+	struct gpu_exchange *e = &c->exchange;
+	uint32_t bytes = e->result.row_bytes;
+	bool one_cut = e->internode || c->kind != GPU_Y_BF16;
+
+	if (e->format != GPU_FLAG128)
+		return;
+	e->result = row_geometry_of(
+		e->format, 0, bytes, one_cut ? 2 : ll_rule_result_vectors(nr_tokens, e->nr_ranks));
+	e->by_result_segments = gpu_divisor_of(e->result.nr_segments);
+}
+
 /* Kernels are loaded when they are first launched or asked for, and loading may wait for kernels
  * under way, which may wait for this rank: so all are asked for here. */
 static int count_blocks(struct device_exchange *x)
@@ -230,16 +243,21 @@ static int count_blocks(struct device_exchange *x)
 		return rc ? rc : count_ht_blocks(x);
 	rc = cuda_check(
 		ll_dispatch_most_blocks(&s->dispatch, &launch, &dispatch), "the dispatch kernel");
-	rc = rc ? rc
-		: cuda_check(ll_combine_most_blocks(&s->combine, &launch, &combine),
-			  "the combine kernel");
+	x->most_blocks = dispatch;
+	for (uint32_t i = 0; !rc && i < 2; i++) {
+		cut_results(&s->combine, i * x->config.max_tokens);
+		rc = cuda_check(ll_combine_most_blocks(&s->combine, &launch, &combine),
+			"the combine kernel");
+		x->most_blocks = combine < x->most_blocks ? combine : x->most_blocks;
+	}
 	if (rc)
 		return rc;
-	x->most_blocks = (dispatch < combine ? dispatch : combine) / x->nr_sharing;
+	dispatch = x->most_blocks;
+	x->most_blocks /= x->nr_sharing;
 	if (!x->most_blocks)
 		return fail(TERN_ERR_UNSUPPORTED,
 			"%u slots of all ranks share a device that holds %u blocks at once",
-			x->nr_sharing, dispatch < combine ? dispatch : combine);
+			x->nr_sharing, dispatch);
 	return 0;
 }
 

@@ -78,6 +78,10 @@ struct device_exchange {
 /* On another device kernels would not find their streams, or run where no peer looks for them. */
 int device_check_current(const struct device_exchange *x);
 
+/* Low latency: how many vectors of a result this rank's warps take in a round of so many tokens.
+ * The other ranks may take others. */
+void cut_results(struct gpu_combine *c, uint32_t nr_tokens);
+
 /* A round with a plan: its arguments in place of the caller's; the beginning of its combine; and,
  * behind what reads it, that it is used. */
 void device_kept_dispatch(

@@ -124,12 +124,12 @@ static inline struct gpu_launch ll_rule_all_plans(const struct ll_sizes *s)
 }
 
 /* Who has few tokens may be sent many, and does not know it: where there can be so many, at least
- * as much of the GPU receives them. Costs a round of one token 0.2 us where there can be hundreds,
- * and 0.5 to 0.8 where there can be thousands. */
+ * as much of the GPU receives them. Costs a round of one token 0.5 us where there can be hundreds,
+ * and 0.9 where there can be thousands. */
 static inline struct gpu_launch ll_rule_beside_many(struct gpu_launch launch, uint32_t max_tokens)
 {
-	bool whole = launch.send_warps == launch.nr_warps, thousands = max_tokens > 1024;
-	uint32_t least = whole ? (thousands ? 64 : 24) : thousands ? 96 : 48;
+	bool whole = launch.send_warps == launch.nr_warps;
+	uint32_t least = whole ? 64 : max_tokens > 1024 ? 96 : 48;
 
 	if (max_tokens <= 128)
 		return launch;
@@ -171,6 +171,13 @@ static inline struct gpu_launch ll_rule_whole(uint32_t nr_segments, uint32_t nr_
 				     : nr_segments <= 1500 ? 96
 							   : 132,
 		16, 16));
+}
+
+/* Vectors of 16 bytes a lane that a warp takes of a result at a time. Between two ranks each is a
+ * sum of twice as many rows. */
+static inline uint32_t ll_rule_result_vectors(uint32_t nr_tokens, uint32_t nr_ranks)
+{
+	return nr_ranks > 2 || nr_tokens <= 64 ? 1 : 2;
 }
 
 /* summed: a result is a sum of several rows here, each as large as the result. whole: all warps can

@@ -19,16 +19,6 @@ static uint32_t row_vectors(const struct tern_moe_config *c, enum gpu_format for
 	return internode ? 2 : ll_rule_row_vectors(scaled, c->max_tokens);
 }
 
-static uint32_t result_vectors(const struct tern_moe_config *c, const struct layout *l,
-	enum gpu_format format, bool internode)
-{
-	if (format == GPU_FLAG16)
-		return 3;
-	if (internode || c->combine_dtype != TERN_BF16)
-		return 2;
-	return ll_rule_result_vectors(c->max_tokens, l->nr_ranks, l->combine_row_bytes);
-}
-
 static uint64_t take(uint64_t *end, uint64_t bytes)
 {
 	uint64_t offset = *end;
@@ -162,7 +152,7 @@ static int lay_out_low_latency(struct device_layout *d, const struct tern_moe_co
 	d->row = row_geometry_of(
 		d->format, scaled, l->payload_bytes, row_vectors(c, d->format, internode));
 	d->result = row_geometry_of(
-		d->format, 0, l->combine_row_bytes, result_vectors(c, l, d->format, internode));
+		d->format, 0, l->combine_row_bytes, d->format == GPU_FLAG16 ? 3 : 1);
 	d->row_wire_bytes =
 		ll_head_wire_bytes(d->format, c->topk) + gpu_wire_bytes(d->format, scaled, &d->row);
 	d->result_wire_bytes = gpu_wire_bytes(d->format, 0, &d->result);

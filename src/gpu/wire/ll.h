@@ -17,6 +17,7 @@
  *
  *   GPU_FLAG128   | line 0 | line 1 | ... | (unused) | last line |      vector i of a warp is lines 4i .. 4i+3
  *                line:  31 words of the row, epoch      last line: of the row as well; its last nr_vectors pieces of 16 bytes hold the displaced words, epoch
+ *                of a result: one vector a segment; each end takes several together as it likes
  *   with FP8   | line 0 | line 1 | ... | line n-1 | (unused) | extra line |      n <= 4 nr_vectors - 1
  *                line:  31 words of the row, epoch      extra line: scale, displaced word for each line, epoch; no longer than that: 32 bytes a vector
  *   GPU_FLAG16   | vector 0 of 32 lanes | vector 1 | ... | extra vectors |

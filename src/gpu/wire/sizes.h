@@ -13,13 +13,6 @@ static inline uint32_t ll_rule_row_vectors(int scaled, uint32_t max_tokens)
 	return scaled || max_tokens <= 64 ? 2 : 4;
 }
 
-/* Of a result of row_bytes. Between two ranks each result is a sum of twice as many rows. */
-static inline uint32_t ll_rule_result_vectors(
-	uint32_t max_tokens, uint32_t nr_ranks, uint32_t row_bytes)
-{
-	return nr_ranks > 2 || (uint64_t)max_tokens * row_bytes <= 512 << 10 ? 1 : 2;
-}
-
 /* Ids of a plan in shared memory: whole warps' pieces. */
 HOST_DEVICE uint32_t positions_ids(enum gpu_format format, uint32_t nr_ids)
 {

@@ -12,7 +12,7 @@
 /* No load here is under a condition: the compiler would have the warp wait for it before what else
  * could be under way. A lane without anything in the row loads its first bytes, which nobody uses.
  */
-template <int N>
+template <bool ALONE = false, int N>
 static __device__ __forceinline__ void load_part(
 	const struct gpu_combine *c, uint32_t position, struct extent x, int first, uint4 (&v)[N])
 {
@@ -21,7 +21,7 @@ static __device__ __forceinline__ void load_part(
 #pragma unroll
 	for (int i = 0; i < N; i++) {
 		uint32_t offset;
-		bool in = in_row(x, first + i, &offset);
+		bool in = in_row<ALONE>(x, first + i, &offset);
 
 		v[i] = row_load(row + (in ? offset : 0));
 	}
@@ -101,12 +101,12 @@ static __device__ __forceinline__ void find_weights(uint2 route, uint32_t here, 
 
 /* Vector i of rows FIRST to FIRST + BATCH - 1. Where there are no so many, the first bytes of one,
  * as in load_part. */
-template <int FIRST>
+template <int FIRST, bool ALONE>
 static __device__ __forceinline__ void load_batch(const struct gpu_combine *c,
 	const struct addends &a, struct extent x, int i, uint4 (&v)[BATCH])
 {
 	uint32_t offset;
-	bool in = in_row(x, i, &offset);
+	bool in = in_row<ALONE>(x, i, &offset);
 
 #pragma unroll
 	for (int r = 0; r < BATCH; r++)
@@ -130,7 +130,7 @@ template <int Y> struct summation {
 };
 
 /* Vector i, while the next one's first rows are on their way (LAST: there is no next one). */
-template <int Y, bool LAST>
+template <int Y, bool LAST, bool ALONE>
 static __device__ __forceinline__ uint4 sum_vector(
 	const struct gpu_combine *c, struct summation<Y> &s, uint2 route, struct extent x, int i)
 {
@@ -138,9 +138,9 @@ static __device__ __forceinline__ uint4 sum_vector(
 	uint4 second[BATCH], next[BATCH];
 
 	if (s.a.nr > BATCH)
-		load_batch<BATCH>(c, s.a, x, i, second);
+		load_batch<BATCH, ALONE>(c, s.a, x, i, second);
 	if (!LAST)
-		load_batch<0>(c, s.a, x, i + 1, next);
+		load_batch<0, ALONE>(c, s.a, x, i + 1, next);
 	add_batch<Y, 0>(c, s.a, s.first, sum);
 	if (s.a.nr > BATCH)
 		add_batch<Y, BATCH>(c, s.a, second, sum);
@@ -148,7 +148,7 @@ static __device__ __forceinline__ uint4 sum_vector(
 		uint32_t k = __ffs(left) - 1;
 		uint4 one[1];
 
-		load_part(c, __shfl_sync(ALL_LANES, route.x, k), x, i, one);
+		load_part<ALONE>(c, __shfl_sync(ALL_LANES, route.x, k), x, i, one);
 		add_vector<Y>(sum, one[0], c->weighted,
 			__uint_as_float(__shfl_sync(ALL_LANES, route.y, k)));
 	}

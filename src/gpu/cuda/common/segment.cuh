@@ -8,8 +8,11 @@
 #include "gpu/cuda/common/wait.cuh"
 #include "gpu/wire/ll.h"
 
-/* ND: data vectors. SCALED: one scale for each line (a block of 128 FP8 elements) goes along. */
-template <int FORMAT, bool SCALED, int ND> struct segment {
+/* ND: data vectors. SCALED: one scale for each line (a block of 128 FP8 elements) goes along.
+ * ALONE: each vector is a segment of its own on the wire, so that both ends may take as many
+ * together as they like (results). */
+template <int FORMAT, bool SCALED, int ND, bool ALONE = false> struct segment {
+	static_assert(!ALONE || (FORMAT == GPU_FLAG128 && !SCALED), "only lines have such");
 	static constexpr int PER_EXTRA = SCALED ? 2 : 3;
 	static constexpr int NV =
 		FORMAT == GPU_FLAG128 ? ND : ND + (ND + PER_EXTRA - 1) / PER_EXTRA;
@@ -26,10 +29,10 @@ __device__ __forceinline__ uint32_t line_of(int i)
 	return 4 * i + lane_id() / 8;
 }
 
-/* Of the segment's pieces of 16 bytes. */
-__device__ __forceinline__ uint32_t piece_of(int i)
+/* Of the segment's pieces of 16 bytes. ALONE: a vector's last lane has none. */
+template <bool ALONE = false> __device__ __forceinline__ uint32_t piece_of(int i)
 {
-	return LANES * i + lane_id();
+	return (ALONE ? LANES - 1 : LANES) * i + lane_id();
 }
 
 /* Where a segment lies in its row, in pieces of 16 bytes. */
@@ -60,10 +63,22 @@ __device__ __forceinline__ struct extent segment_extent(
 }
 
 /* This lane's offset in the row, if vector i has something there. */
+template <bool ALONE = false>
 __device__ __forceinline__ bool in_row(struct extent x, int i, uint32_t *offset)
 {
-	*offset = (x.first + piece_of(i)) * 16;
-	return piece_of(i) < x.nr;
+	*offset = (x.first + piece_of<ALONE>(i)) * 16;
+	return piece_of<ALONE>(i) < x.nr && (!ALONE || lane_id() < LANES - 1);
+}
+
+/* Of the last segment, a bit each: vectors that have nothing of the row. */
+template <bool ALONE, int ND> __device__ __forceinline__ uint32_t empty_vectors(struct extent x)
+{
+	uint32_t empty = 0;
+
+#pragma unroll
+	for (int i = 1; i < ND && ALONE; i++)
+		empty |= (uint32_t)((LANES - 1) * i >= x.nr) << i;
+	return empty;
 }
 
 __device__ __forceinline__ uint4 pick(bool first, uint4 a, uint4 b)
@@ -77,16 +92,17 @@ __device__ __forceinline__ uint4 pick(bool first, uint4 a, uint4 b)
 /* With scales the extra line lies where lanes 24 to 31 of the last vector would be; of its lanes
  * only as many travel as hold something. In the last of those the last word belongs to a line that
  * is not there, the extra one itself: so it holds the epoch. Without scales the last lanes of the
- * last vector are enough, and the last word of all is its line's epoch, as everywhere: nothing is
- * displaced by it. */
-template <bool SCALED, int ND> __device__ __forceinline__ uint32_t first_of_extra()
+ * last vector are enough (ALONE: the last one of each), and the last word of all is its line's
+ * epoch, as everywhere: nothing is displaced by it. */
+template <bool SCALED, int ND, bool ALONE = false>
+__device__ __forceinline__ uint32_t first_of_extra()
 {
-	return SCALED ? 24 : LANES - gpu_extra_lanes(SCALED, ND);
+	return SCALED ? 24 : LANES - gpu_extra_lanes(SCALED, ALONE ? 1 : ND);
 }
 
-template <bool SCALED, int ND> __device__ __forceinline__ bool in_extra(int i)
+template <bool SCALED, int ND, bool ALONE = false> __device__ __forceinline__ bool in_extra(int i)
 {
-	return i == ND - 1 && lane_id() >= first_of_extra<SCALED, ND>();
+	return (ALONE || i == ND - 1) && lane_id() >= first_of_extra<SCALED, ND, ALONE>();
 }
 
 template <bool SCALED, int ND> __device__ __forceinline__ uint32_t last_of_extra()
@@ -103,11 +119,11 @@ template <bool SCALED, int ND> __device__ __forceinline__ bool line_epoch(int i)
 
 /* Vector i: its displaced words to those that the last vector's extra lanes hold; its epochs.
  * Vectors in turn: each may leave at once. */
-template <bool SCALED, int ND>
+template <bool SCALED, int ND, bool ALONE>
 __device__ __forceinline__ void lines_pack_vector(
-	segment<GPU_FLAG128, SCALED, ND> &s, int i, uint32_t epoch, uint4 *words)
+	segment<GPU_FLAG128, SCALED, ND, ALONE> &s, int i, uint32_t epoch, uint4 *words)
 {
-	uint32_t lane = lane_id(), extra = lane - first_of_extra<SCALED, ND>(), w = s.v[i].w;
+	uint32_t lane = lane_id(), extra = lane - first_of_extra<SCALED, ND, ALONE>(), w = s.v[i].w;
 
 	if constexpr (SCALED) {
 		uint32_t from = 16 * (lane & 1) + 7, bits = s.scale[i];
@@ -120,15 +136,16 @@ __device__ __forceinline__ void lines_pack_vector(
 		uint4 v = make_uint4(__shfl_sync(ALL_LANES, w, 7), __shfl_sync(ALL_LANES, w, 15),
 			__shfl_sync(ALL_LANES, w, 23), __shfl_sync(ALL_LANES, w, 31));
 
-		*words = pick(extra == i, v, *words);
+		*words = ALONE ? v : pick(extra == i, v, *words);
 	}
-	if (i == ND - 1)
-		s.v[i] = pick(in_extra<SCALED, ND>(i), *words, s.v[i]);
+	if (ALONE || i == ND - 1)
+		s.v[i] = pick(in_extra<SCALED, ND, ALONE>(i), *words, s.v[i]);
 	s.v[i].w = line_epoch<SCALED, ND>(i) ? epoch : s.v[i].w;
 }
 
-template <bool SCALED, int ND>
-__device__ __forceinline__ void lines_pack(segment<GPU_FLAG128, SCALED, ND> &s, uint32_t epoch)
+template <bool SCALED, int ND, bool ALONE>
+__device__ __forceinline__ void lines_pack(
+	segment<GPU_FLAG128, SCALED, ND, ALONE> &s, uint32_t epoch)
 {
 	uint4 words = make_uint4(0, 0, 0, 0);
 
@@ -137,15 +154,18 @@ __device__ __forceinline__ void lines_pack(segment<GPU_FLAG128, SCALED, ND> &s, 
 		lines_pack_vector(s, i, epoch, &words);
 }
 
-template <bool SCALED, int ND>
-__device__ __forceinline__ void lines_unpack(segment<GPU_FLAG128, SCALED, ND> &s)
+template <bool SCALED, int ND, bool ALONE>
+__device__ __forceinline__ void lines_unpack(segment<GPU_FLAG128, SCALED, ND, ALONE> &s)
 {
 	uint32_t lane = lane_id(), group = lane / 8;
-	uint4 extra = s.v[ND - 1];
+	uint4 last = s.v[ND - 1];
 
 #pragma unroll
 	for (int i = 0; i < ND; i++) {
-		uint32_t from = first_of_extra<SCALED, ND>() + (SCALED ? 2 * i + group / 2 : i),
+		uint4 extra = ALONE ? s.v[i] : last;
+		uint32_t from = first_of_extra<SCALED, ND, ALONE>() + (SCALED ? 2 * i + group / 2
+									      : ALONE ? 0
+										      : i),
 			 displaced;
 		uint4 w = make_uint4(__shfl_sync(ALL_LANES, extra.x, from),
 			__shfl_sync(ALL_LANES, extra.y, from),
@@ -203,8 +223,8 @@ __device__ __forceinline__ void cells_unpack(segment<GPU_FLAG16, SCALED, ND> &s)
 
 /* ---- either ---------------------------------------------------------------------------------- */
 
-template <int FORMAT, bool SCALED, int ND>
-__device__ __forceinline__ void segment_pack(segment<FORMAT, SCALED, ND> &s, uint32_t epoch)
+template <int FORMAT, bool SCALED, int ND, bool ALONE>
+__device__ __forceinline__ void segment_pack(segment<FORMAT, SCALED, ND, ALONE> &s, uint32_t epoch)
 {
 	if constexpr (FORMAT == GPU_FLAG128)
 		lines_pack(s, epoch);
@@ -212,8 +232,8 @@ __device__ __forceinline__ void segment_pack(segment<FORMAT, SCALED, ND> &s, uin
 		cells_pack(s, epoch);
 }
 
-template <int FORMAT, bool SCALED, int ND>
-__device__ __forceinline__ void segment_unpack(segment<FORMAT, SCALED, ND> &s)
+template <int FORMAT, bool SCALED, int ND, bool ALONE>
+__device__ __forceinline__ void segment_unpack(segment<FORMAT, SCALED, ND, ALONE> &s)
 {
 	if constexpr (FORMAT == GPU_FLAG128)
 		lines_unpack(s);
@@ -222,9 +242,13 @@ __device__ __forceinline__ void segment_unpack(segment<FORMAT, SCALED, ND> &s)
 }
 
 /* Does this lane's piece of vector i travel? Whole lines do. */
-template <int FORMAT, bool SCALED, int ND>
-__device__ __forceinline__ bool travels(const segment<FORMAT, SCALED, ND> &, struct extent x, int i)
+template <int FORMAT, bool SCALED, int ND, bool ALONE>
+__device__ __forceinline__ bool travels(
+	const segment<FORMAT, SCALED, ND, ALONE> &, struct extent x, int i)
 {
+	if (ALONE)
+		return (lane_id() / 8 * 8 + (LANES - 1) * i < x.nr) ||
+		       (lane_id() >= 24 && (LANES - 1) * i < x.nr);
 	if (FORMAT == GPU_FLAG128)
 		return has_line(x, i) ||
 		       (SCALED ? in_extra<SCALED, ND>(i) && lane_id() <= last_of_extra<SCALED, ND>()
@@ -232,17 +256,17 @@ __device__ __forceinline__ bool travels(const segment<FORMAT, SCALED, ND> &, str
 	return i >= ND || has_line(x, i);
 }
 
-template <int FORMAT, bool SCALED, int ND>
+template <int FORMAT, bool SCALED, int ND, bool ALONE>
 __device__ __forceinline__ void vector_send(
-	const segment<FORMAT, SCALED, ND> &s, struct extent x, int i, uint8_t *to)
+	const segment<FORMAT, SCALED, ND, ALONE> &s, struct extent x, int i, uint8_t *to)
 {
 	if (travels(s, x, i))
 		piece_store(to + i * 512 + lane_id() * 16, s.v[i]);
 }
 
-template <int FORMAT, bool SCALED, int ND>
+template <int FORMAT, bool SCALED, int ND, bool ALONE>
 __device__ __forceinline__ void segment_send(
-	const segment<FORMAT, SCALED, ND> &s, struct extent x, uint8_t *to)
+	const segment<FORMAT, SCALED, ND, ALONE> &s, struct extent x, uint8_t *to)
 {
 #pragma unroll
 	for (int i = 0; i < s.NV; i++)
@@ -254,17 +278,17 @@ template <int FORMAT> __device__ __forceinline__ bool has_epoch()
 	return FORMAT == GPU_FLAG16 || lane_id() % 8 == 7;
 }
 
-template <int FORMAT, bool SCALED, int ND>
-__device__ __forceinline__ bool has_epoch(const segment<FORMAT, SCALED, ND> &, int i)
+template <int FORMAT, bool SCALED, int ND, bool ALONE>
+__device__ __forceinline__ bool has_epoch(const segment<FORMAT, SCALED, ND, ALONE> &, int i)
 {
 	return FORMAT == GPU_FLAG16 || line_epoch<SCALED, ND>(i);
 }
 
 /* Loads the vectors that are not complete, a bit each. Does not wait for them: several segments may
  * be on their way. */
-template <int FORMAT, bool SCALED, int ND>
+template <int FORMAT, bool SCALED, int ND, bool ALONE>
 __device__ __forceinline__ void segment_look(
-	segment<FORMAT, SCALED, ND> &s, const uint8_t *from, uint32_t done)
+	segment<FORMAT, SCALED, ND, ALONE> &s, const uint8_t *from, uint32_t done)
 {
 #pragma unroll
 	for (int i = 0; i < s.NV; i++)
@@ -274,9 +298,9 @@ __device__ __forceinline__ void segment_look(
 
 /* Which are complete now? A line counts only if one load has brought its epoch and the rest of it.
  */
-template <int FORMAT, bool SCALED, int ND>
+template <int FORMAT, bool SCALED, int ND, bool ALONE>
 __device__ __forceinline__ uint32_t segment_check(
-	const segment<FORMAT, SCALED, ND> &s, struct extent x, uint32_t epoch)
+	const segment<FORMAT, SCALED, ND, ALONE> &s, struct extent x, uint32_t epoch)
 {
 	uint32_t done = 0;
 
@@ -294,12 +318,12 @@ struct awaited {
 };
 
 /* After a look. */
-template <int FORMAT, bool SCALED, int ND>
+template <int FORMAT, bool SCALED, int ND, bool ALONE>
 __device__ __forceinline__ bool segment_await(const struct gpu_exchange *e,
-	segment<FORMAT, SCALED, ND> &s, struct extent x, const uint8_t *from, uint32_t epoch,
+	segment<FORMAT, SCALED, ND, ALONE> &s, struct extent x, const uint8_t *from, uint32_t epoch,
 	struct awaited what)
 {
-	constexpr uint32_t all = (1u << segment<FORMAT, SCALED, ND>::NV) - 1;
+	constexpr uint32_t all = (1u << segment<FORMAT, SCALED, ND, ALONE>::NV) - 1;
 	struct patience patience = {0, 0};
 	uint32_t done;
 

@@ -48,7 +48,8 @@ static __device__ __forceinline__ bool add_results(const struct gpu_combine *c, 
 	uint32_t *next, sums<Y, ND> &sum, const uint4 *own = NULL)
 {
 	const struct gpu_exchange *e = &c->exchange;
-	segment<FORMAT, false, ND> s[RESULTS];
+	constexpr bool ALONE = FORMAT == GPU_FLAG128;
+	result_segment<FORMAT, ND> s[RESULTS];
 	uint32_t result[RESULTS];
 	const uint8_t *from[RESULTS];
 
@@ -59,7 +60,7 @@ static __device__ __forceinline__ bool add_results(const struct gpu_combine *c, 
 		if (*next == UINT32_MAX)
 			continue;
 		if (!OWN || *next != e->rank)
-			segment_look(s[r], from[r], 0);
+			segment_look(s[r], from[r], empty_vectors<ALONE, ND>(x));
 		*next = next_result(e, route, *next);
 	}
 #pragma unroll
@@ -84,7 +85,7 @@ static __device__ __forceinline__ bool add_results(const struct gpu_combine *c, 
 	return true;
 }
 
-template <int Y, int ND>
+template <int Y, int ND, bool ALONE>
 static __device__ __forceinline__ void store_sum(
 	const struct gpu_combine *c, uint32_t token, struct extent x, const sums<Y, ND> &sum)
 {
@@ -92,7 +93,7 @@ static __device__ __forceinline__ void store_sum(
 	for (int i = 0; i < ND; i++) {
 		uint32_t offset;
 
-		if (in_row(x, i, &offset))
+		if (in_row<ALONE>(x, i, &offset))
 			row_store(c->out + token * c->out_stride + offset,
 				round_vector<Y>(sum.of[i]));
 	}
@@ -126,7 +127,7 @@ static __device__ __forceinline__ bool sum_at_home(
 		if (!add_results<FORMAT, Y, ND, (ND < 4 ? 4 : 2), FAR>(
 			    c, epoch, token, x, results, which, route, &next, sum))
 			return false;
-	store_sum(c, token, x, sum);
+	store_sum<Y, ND, FORMAT == GPU_FLAG128>(c, token, x, sum);
 	return true;
 }
 

@@ -114,7 +114,7 @@ static __device__ __forceinline__ void find_portion(
  * so; this rank's is kept. False: weights did not come. */
 template <int Y, int ND, bool LATE>
 static __device__ __forceinline__ bool sum_rows(const struct gpu_combine *c, uint32_t epoch,
-	const struct portion *p, uint32_t here, struct extent x, segment<GPU_FLAG128, false, ND> &s)
+	const struct portion *p, uint32_t here, struct extent x, result_segment<GPU_FLAG128, ND> &s)
 {
 	const struct gpu_exchange *e = &c->exchange;
 	uint64_t offset = ((uint64_t)p->token * e->window.nr_columns + column_of_sum(e, here)) *
@@ -129,8 +129,8 @@ static __device__ __forceinline__ bool sum_rows(const struct gpu_combine *c, uin
 		return false;
 #pragma unroll
 	for (int i = 0; i < ND; i++) {
-		s.v[i] = i + 1 < ND ? sum_vector<Y, false>(c, sum, route, x, i)
-				    : sum_vector<Y, true>(c, sum, route, x, i);
+		s.v[i] = i + 1 < ND ? sum_vector<Y, false, true>(c, sum, route, x, i)
+				    : sum_vector<Y, true, true>(c, sum, route, x, i);
 		if (!p->away)
 			continue;
 		lines_pack_vector(s, i, epoch, &words);
@@ -147,7 +147,7 @@ static __device__ __forceinline__ bool sum_portion(
 	const struct gpu_exchange *e = &c->exchange;
 	struct extent x = segment_extent(&e->result, p->which);
 	uint32_t here = __ballot_sync(ALL_LANES, p->route.x != UINT32_MAX), next;
-	segment<GPU_FLAG128, false, ND> s = {};
+	result_segment<GPU_FLAG128, ND> s = {};
 	sums<Y, ND> all = {};
 
 	if (here && !sum_rows<Y, ND, LATE>(c, epoch, p, here, x, s)) /* an own token need not have
@@ -161,7 +161,7 @@ static __device__ __forceinline__ bool sum_portion(
 			    p->token, x, results_here(e, p->token, p->which), p->which, p->home,
 			    &next, all, s.v))
 			return false;
-	store_sum(c, p->token, x, all);
+	store_sum<Y, ND, true>(c, p->token, x, all);
 	return true;
 }
 

@@ -8,6 +8,10 @@
 #include "gpu/cuda/common/results.cuh"
 #include "gpu/cuda/ll/late_weights.cuh"
 
+/* Of results: GPU_FLAG128's are cut by each end as it likes. */
+template <int FORMAT, int ND>
+using result_segment = segment<FORMAT, false, ND, FORMAT == GPU_FLAG128>;
+
 /* A segment of a token's result in a column. */
 struct result_place {
 	uint32_t token, column, which;
@@ -38,7 +42,7 @@ static __device__ __forceinline__ uint8_t *place_at(
 /* To the home of the source's tokens: every rank that passes them. */
 template <int FORMAT, int ND, bool FAR, bool ELASTIC>
 static __device__ __forceinline__ void send_home(const struct gpu_exchange *e,
-	const segment<FORMAT, false, ND> &s, struct extent x, uint32_t source,
+	const result_segment<FORMAT, ND> &s, struct extent x, uint32_t source,
 	const struct result_place &p)
 {
 	uint32_t home = home_first(e, source);
@@ -60,7 +64,7 @@ static __device__ __forceinline__ bool begin_sum(const struct gpu_combine *c, ui
 		weight = look_for_weight(c, source, token, *route);
 	sum.a.nr = (int)__popc(here);
 	sum.a.more = find_rows<0>(c, *route, here, here, sum.a);
-	load_batch<0>(c, sum.a, x, 0, sum.first); /* on their way as early as can be */
+	load_batch<0, true>(c, sum.a, x, 0, sum.first); /* on their way as early as can be */
 	sum.a.more = find_rows<BATCH>(c, *route, here, sum.a.more, sum.a);
 	if (LATE && late && !await_weights(c, epoch, source, token, weight, route))
 		return false;
@@ -77,15 +81,15 @@ static __device__ __forceinline__ bool send_sum(const struct gpu_combine *c, uin
 	const struct gpu_exchange *e = &c->exchange;
 	uint32_t home = home_first(e, source);
 	uint4 words = make_uint4(0, 0, 0, 0);
-	segment<GPU_FLAG128, false, ND> s;
+	result_segment<GPU_FLAG128, ND> s;
 	struct summation<Y> sum;
 
 	if (!begin_sum<Y, LATE>(c, epoch, source, p.token, true, here, x, &route, sum))
 		return false;
 #pragma unroll
 	for (int i = 0; i < ND; i++) {
-		s.v[i] = i + 1 < ND ? sum_vector<Y, false>(c, sum, route, x, i)
-				    : sum_vector<Y, true>(c, sum, route, x, i);
+		s.v[i] = i + 1 < ND ? sum_vector<Y, false, true>(c, sum, route, x, i)
+				    : sum_vector<Y, true, true>(c, sum, route, x, i);
 		lines_pack_vector(s, i, epoch, &words);
 		for (uint32_t r = home; r < home + e->by_replicas.d; r++)
 			vector_send(s, x, i, place_at<FAR, false>(e, r, p));
@@ -126,7 +130,7 @@ static __device__ __forceinline__ bool send_result(const struct gpu_combine *c, 
 		 column = column_of_sum(e, here);
 	struct result_place sum = {token, column, which, number + earlier_replicas<FAR>(e, source),
 		offset + column * e->window.result_bytes};
-	segment<FORMAT, false, ND> s;
+	result_segment<FORMAT, ND> s;
 
 	if (!ELASTIC && !e->at_home && FORMAT == GPU_FLAG128) {
 		return send_sum<Y, ND, FAR, LATE>(c, epoch, source, sum, route, here, x);
@@ -146,7 +150,7 @@ static __device__ __forceinline__ bool send_result(const struct gpu_combine *c, 
 			token, k, which, number, offset + k * e->window.result_bytes};
 		uint4 v[ND];
 
-		load_part(c, __shfl_sync(ALL_LANES, route.x, k), x, 0, v);
+		load_part<FORMAT == GPU_FLAG128>(c, __shfl_sync(ALL_LANES, route.x, k), x, 0, v);
 #pragma unroll
 		for (int i = 0; i < ND; i++)
 			s.v[i] = v[i];
