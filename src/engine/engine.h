@@ -205,6 +205,10 @@ int engine_peer_down(const tern_engine *engine, uint32_t peer, const char **text
 /* How many peers are lost: for waits that look once for all. */
 uint32_t engine_nr_down(const tern_engine *engine);
 
+/* How often the proxy has polled its networks. What had come before is where it belongs when there
+ * have been two more: one may have been under way. */
+uint64_t engine_polls(const tern_engine *engine);
+
 /* Silence, or a write that does not end, is no death before it has lasted as long as somebody is
  * willing to wait: raises timeout_ms to that, and never lowers it; not where the group has a
  * setting for it (silence_ms). Any thread. */

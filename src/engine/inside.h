@@ -42,6 +42,7 @@ struct tern_engine {
 	_Atomic uint32_t nr_down;
 	_Atomic uint64_t timeout_ns; /* engine_bear_silence; a number of its own, so relaxed */
 	_Atomic uint32_t leaving;    /* the proxy is to finish and end */
+	_Atomic uint64_t polls;      /* of all networks */
 	struct tern_engine_config config;
 	struct engine_setup setup;
 	char description[512];
@@ -101,6 +102,19 @@ struct tern_engine {
 	struct tern_engine_stats stats;
 	uint64_t awake_until_ns;
 };
+
+/* Release: what polling brought comes before it. Pairs with polls_observe. */
+static inline void polls_publish(tern_engine *engine)
+{
+	atomic_store_explicit(&engine->polls,
+		atomic_load_explicit(&engine->polls, memory_order_relaxed) + 1,
+		memory_order_release);
+}
+
+static inline uint64_t polls_observe(const tern_engine *engine)
+{
+	return atomic_load_explicit(&engine->polls, memory_order_acquire);
+}
 
 /* Where bytes move only while both ends poll, whoever sleeps holds them up, and plain writes bring
  * no news to the target. So both ends go on polling for so long after the last word of more. */

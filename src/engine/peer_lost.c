@@ -120,6 +120,11 @@ int engine_peer_down(const tern_engine *engine, uint32_t peer, const char **text
 	return error;
 }
 
+uint64_t engine_polls(const tern_engine *engine)
+{
+	return polls_observe(engine);
+}
+
 uint32_t engine_nr_down(const tern_engine *engine)
 {
 	return atomic_load_explicit(&engine->nr_down, memory_order_acquire);

@@ -74,6 +74,7 @@ bool engine_step(tern_engine *engine, uint64_t now_ns)
 		begin_time(engine, now_ns);
 	engine->stats.steps++;
 	any = poll_transports(engine);
+	polls_publish(engine);
 	any = take_commands(engine, COMMANDS_PER_STEP) || any;
 	any = serve_asked_again(engine) || any;
 	any = post_work(engine, POSTS_PER_STEP) || any;

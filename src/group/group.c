@@ -299,6 +299,9 @@ void group_free(tern_group *group)
 {
 	door_close(group);
 	newcomer_close(group);
+	members_hear_no_more(group);
+	tern_engine_destroy(group->engine);
+	group->engine = NULL;
 	members_close(group);
 	death_watch_close(group);
 	for (int r = 0; group->peers && r < group->nr_ranks; r++)
@@ -308,7 +311,6 @@ void group_free(tern_group *group)
 		close(group->lifeline);
 	if (group->own_lifeline >= 0)
 		close(group->own_lifeline);
-	tern_engine_destroy(group->engine);
 	fd_passing_close(group->passing);
 	free(group->guests);
 	free(group->me);

@@ -17,6 +17,7 @@ struct peer {
 	int node;
 	int lifeline; /* tells when the peer's process has ended; -1: not known, or this process */
 	int line;     /* to a member on another node: line.h; -1: none */
+	_Atomic uint64_t line_ended; /* likewise: 0, or 1 + engine_polls when it was seen ended */
 };
 
 struct tern_group {

@@ -14,6 +14,8 @@
 #include "group/line.h"
 #include "group/members_inside.h"
 
+#define POLLS_BEHIND 4 /* two, and what came may take the networks some more */
+
 /* ---- opening --------------------------------------------------------------------------------- */
 
 static int check_paths(const tern_group *group)
@@ -96,13 +98,18 @@ int members_open(tern_group *group)
 	return rc;
 }
 
+void members_hear_no_more(tern_group *group)
+{
+	if (group->members)
+		tell_close(group);
+}
+
 void members_close(tern_group *group)
 {
 	struct members *m = group->members;
 
 	if (!m)
 		return;
-	tell_close(group);
 	lines_close(group);
 	windows_destroy(group, m->windows);
 	members_free(group, m);
@@ -172,12 +179,26 @@ int members_lack(tern_group *group)
 	return TERN_ERR_MEMBERS;
 }
 
+/* Of a rank whose line has ended: what it sent before comes by another connection. */
+static bool has_all_that_came(const tern_group *group, uint32_t rank)
+{
+	uint64_t seen = 0, polls = engine_polls(group->engine);
+
+	return !atomic_compare_exchange_strong(&group->peers[rank].line_ended, &seen, polls + 1) &&
+	       polls + 1 >= seen + POLLS_BEHIND;
+}
+
 bool members_lost(const tern_group *group, uint32_t rank)
 {
+	enum line_state line;
+
 	if (group_has_died(group, rank))
 		return true;
-	return is_told(group->members, rank) &&
-	       (line_look(group, rank) > LINE_NONE || engine_peer_down(group->engine, rank, NULL));
+	if (!is_told(group->members, rank))
+		return false;
+	line = line_look(group, rank);
+	return line == LINE_LEFT_OUT || engine_peer_down(group->engine, rank, NULL) ||
+	       (line == LINE_ENDED && has_all_that_came(group, rank));
 }
 
 /* "rank 2 died"; "ranks 1, 2 died" */

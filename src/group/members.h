@@ -46,6 +46,9 @@ struct member_client {
 
 /* Collective, when all paths are known. */
 int members_open(tern_group *group);
+/* Before the engine ends; and behind it, so that others have what was sent before they see an end.
+ */
+void members_hear_no_more(tern_group *group);
 void members_close(tern_group *group);
 
 bool members_have(const tern_group *group, uint32_t rank);
@@ -61,7 +64,8 @@ void members_replace(tern_group *group, uint32_t rank, struct window *board, uin
 /* This rank is a member from the view on that its agreement has just acted on. */
 void members_begin(tern_group *group);
 
-/* It has ended, as far as this rank sees, or cannot be reached any more. */
+/* It has ended, as far as this rank sees, or cannot be reached any more: what it sent before is
+ * here now, so the caller looks for that once more. */
 bool members_lost(const tern_group *group, uint32_t rank);
 
 /* Any thread: a member is gone. */
