@@ -41,7 +41,6 @@ struct bench_args {
 	uint32_t payload_bytes;                 /* of bytes rows; 0: as bf16 */
 	uint32_t max_tokens;                    /* 0: the tokens of the case */
 	struct job job;                         /* the rest of the settings */
-	uint32_t nr_sms;                        /* on a device; 0: the library's choice */
 	struct int_list overlap; /* on a device: microseconds of work beside rounds */
 	uint32_t iters;
 	uint32_t warmup;

@@ -96,7 +96,6 @@ static int device_run_rounds(struct bench *bench, struct device_timing *d, struc
 		rc = device_rounds_verify(&d->rounds, round);
 		result->nr_verified = round + slots;
 	}
-	rc = rc ? rc : tern_moe_set_sms(d->rounds.moe, bench->args->nr_sms);
 	if (!rc && result->nr_overlap)
 		rc = verify_overlap(bench, d, result);
 	if (!rc && is_against(bench->args, "nccl"))

@@ -313,8 +313,9 @@ const struct option_row bench_flags[] = {
 			"the GPU's clock, of graphs"},
 	{.name = "sms",
 		.argument = "N",
-		NUMBER(nr_sms, 0, 1024),
-		.help = "most SMs that a half may take on a GPU (default 0: the library's choice)"},
+		NUMBER(job.config.nr_sms, 0, 1024),
+		.help = "most SMs that a half may take on a GPU, for which exchanges are made then "
+			"(default 0: the library's choice)"},
 	{.name = "warm",
 		.set = option_flag,
 		FIELD(warm),

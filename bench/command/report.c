@@ -443,7 +443,7 @@ static void put_settings(struct json *json, const struct report *report)
 	json_number(json, "slots", job->config.nr_slots);
 	json_bool(json, "sweep", args->sweep);
 	json_number(json, "threads", job->config.nr_threads);
-	json_number(json, "sms", args->nr_sms);
+	json_number(json, "sms", job->config.nr_sms);
 	json_bool(json, "warm", args->warm);
 	json_number(json, "graph_tokens", args->graph_tokens);
 	json_number(json, "gates", job->config.gate_rows);
