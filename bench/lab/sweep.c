@@ -203,7 +203,8 @@ static struct lab_way rule_way(const struct lab *lab, const struct target *t)
 		.result_vectors = result_vectors,
 		.share = ll_rule_share(&sizes),
 		.dispatch = ll_rule_dispatch(&sizes),
-		.combine = ll_rule_combine(t->tokens, t->tokens, lab->nr_ranks, &result, true,
+		.combine = ll_rule_combine(t->tokens, t->tokens, lab->nr_ranks, &result,
+			gpu_ceil(lab->job->config.topk, lab->nr_ranks),
 			ll_combine_whole(&lab->ranks[0].combine))};
 }
 

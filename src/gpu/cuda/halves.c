@@ -277,12 +277,13 @@ static int launch_ll_combine(struct device_exchange *x, const struct device_call
 {
 	struct gpu_combine *c = &x->slots[call->slot].combine;
 	const struct gpu_dispatch *d = &x->slots[call->slot].dispatch;
+	const struct gpu_exchange *e = &c->exchange;
+	uint32_t rows = d->by_source || e->at_home ? 1 : gpu_ceil(e->topk, e->nr_ranks);
 	struct gpu_launch launch;
 
 	cut_results(c, d->nr_tokens);
-	launch = ll_rule_combine(d->nr_tokens, c->exchange.max_tokens, c->exchange.nr_ranks,
-		&c->exchange.result, !d->by_source && !c->exchange.at_home, ll_combine_whole(c));
-
+	launch = ll_rule_combine(
+		d->nr_tokens, e->max_tokens, e->nr_ranks, &e->result, rows, ll_combine_whole(c));
 	launch = fit_launch(x, call, launch);
 	if (c->release)
 		launch.nr_blocks = 1;

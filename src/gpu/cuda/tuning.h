@@ -77,27 +77,37 @@ static inline uint32_t ll_rule_two_senders(const struct ll_sizes *s)
 		return ll_rule_large(s->row) ? 5 : 4;
 	if (s->row->row_bytes <= 4096 && s->nr_tokens > 256)
 		return 4;
-	return s->row->row_bytes <= 6144 && !s->quantised ? 5 : 6;
+	if (!s->scaled && ll_rule_large(s->row))
+		return s->nr_tokens > 128 ? 7 : 6;
+	return s->row->row_bytes <= (s->scaled ? 6144 : 4096) && !s->quantised ? 5 : 6;
 }
 
-/* Rows that are quantised keep those that send busy, who then help the others. Of two ranks, half
- * of many tokens' rows are a rank's own: best taken from x, but not where they would be quantised
- * twice.
+/* Of two ranks' rows that travel as they are, many senders: they help the others when they are
+ * through. */
+static inline uint32_t ll_rule_slice_senders(const struct ll_sizes *s, bool many)
+{
+	if (ll_rule_large(s->row))
+		return s->by_source && !many ? 9 : 10;
+	return many || s->row->row_bytes <= 4096 ? 9 : 7;
+}
+
+/* Rows that are quantised keep those that send busy, who then help the others; so do those of two
+ * ranks. Of these half of many tokens' rows are a rank's own: best taken from x, but not where they
+ * would be quantised twice.
  */
 static inline struct gpu_launch ll_rule_slices(const struct ll_sizes *s)
 {
 	struct gpu_launch launch = ll_blocks(132, 16, 7);
-	bool large = ll_rule_large(s->row), busy = s->scaled && s->row->row_bytes > 4096;
+	bool large = ll_rule_large(s->row), busy = s->scaled && s->row->row_bytes > 4096,
+	     two = s->nr_ranks <= 2, many = s->nr_tokens > 768;
 
 	launch.notes = LL_SLICES;
-	launch.helps = s->quantised;
-	if (!s->quantised && s->nr_ranks <= 2 && s->nr_tokens > 768) {
-		launch.helps = launch.keeps = 1;
-		if (!s->scaled)
-			launch.send_warps = large ? 10 : 9;
-	} else if (s->quantised || s->nr_ranks <= 2 ? busy && s->nr_tokens <= 768 : busy || large) {
+	launch.helps = s->quantised || two;
+	launch.keeps = !s->quantised && two && many;
+	if (two && !s->scaled)
+		launch.send_warps = ll_rule_slice_senders(s, many);
+	else if (s->quantised ? busy && !many : !two && (busy || large))
 		launch.send_warps = 6;
-	}
 	return launch;
 }
 
@@ -180,11 +190,26 @@ static inline uint32_t ll_rule_result_vectors(uint32_t nr_tokens, uint32_t nr_ra
 	return nr_ranks > 2 || nr_tokens <= 64 ? 1 : 2;
 }
 
-/* summed: a result is a sum of several rows here, each as large as the result. whole: all warps can
- * send, and then receive; results that take NVLink longer than a kernel takes to begin and end are
- * better sent while others are received. */
+/* Between two ranks, of sums that NVLink takes longer for than a kernel takes to begin and end: own
+ * sums of several rows are better kept, where few warps send; single rows go through the window. */
+static inline struct gpu_launch ll_rule_two_sums(
+	uint32_t nr_tokens, const struct row_geometry *result, uint32_t rows, bool short_of_links)
+{
+	uint64_t bytes = (uint64_t)nr_tokens * result->row_bytes;
+	bool large = ll_rule_large(result);
+
+	if (large && rows > 1)
+		return ll_own_sums(ll_blocks(132, 16, 7));
+	if (rows > 2)
+		return ll_own_sums(ll_blocks(132, 16, bytes > 4 << 20 ? 7 : 8));
+	return ll_blocks(132, 16, large && nr_tokens <= 1024 && !short_of_links ? 9 : 10);
+}
+
+/* rows: a result is a sum of about so many rows here, each as large as the result. whole: all warps
+ * can send, and then receive; results that take NVLink longer than a kernel takes to begin and end
+ * are better sent while others are received. */
 static inline struct gpu_launch ll_rule_combine(uint32_t nr_tokens, uint32_t max_tokens,
-	uint32_t nr_ranks, const struct row_geometry *result, bool summed, bool whole)
+	uint32_t nr_ranks, const struct row_geometry *result, uint32_t rows, bool whole)
 {
 	bool short_of_links = (uint64_t)nr_tokens * result->row_bytes <= 2000000,
 	     large = ll_rule_large(result);
@@ -198,10 +223,8 @@ static inline struct gpu_launch ll_rule_combine(uint32_t nr_tokens, uint32_t max
 		launch = nr_tokens <= 64 || large ? ll_blocks(132, 16, 9) : ll_blocks(112, 16, 10);
 	else if (nr_tokens <= 64)
 		launch = ll_blocks(132, 16, 8);
-	else if (summed)
-		launch = large ? ll_own_sums(ll_blocks(132, 16, 7)) : ll_blocks(132, 16, 10);
 	else
-		launch = ll_blocks(132, 16, short_of_links ? 10 : 9);
+		launch = ll_rule_two_sums(nr_tokens, result, rows, short_of_links);
 	return ll_rule_beside_many(launch, max_tokens);
 }
 
