@@ -233,7 +233,7 @@ static int count_blocks(struct device_exchange *x)
 		.send_warps = 1,
 		.notes = x->layout.sliced ? LL_SLICES : LL_ALL_PLANS};
 	struct device_slot *s = &x->slots[0];
-	uint32_t dispatch = 0, combine = 0;
+	uint32_t combine = 0;
 	int rc;
 
 	s->dispatch.roles = s->combine.roles = GPU_SEND | GPU_RECEIVE;
@@ -241,9 +241,8 @@ static int count_blocks(struct device_exchange *x)
 	rc = rc ? rc : cuda_check(beside_prepare(), "the kernels beside a combine");
 	if (rc || x->config.mode == TERN_HIGH_THROUGHPUT)
 		return rc ? rc : count_ht_blocks(x);
-	rc = cuda_check(
-		ll_dispatch_most_blocks(&s->dispatch, &launch, &dispatch), "the dispatch kernel");
-	x->most_blocks = dispatch;
+	rc = cuda_check(ll_dispatch_most_blocks(&s->dispatch, &launch, &x->most_blocks),
+		"the dispatch kernel");
 	for (uint32_t i = 0; !rc && i < 2; i++) {
 		cut_results(&s->combine, i * x->config.max_tokens);
 		rc = cuda_check(ll_combine_most_blocks(&s->combine, &launch, &combine),
@@ -252,12 +251,11 @@ static int count_blocks(struct device_exchange *x)
 	}
 	if (rc)
 		return rc;
-	dispatch = x->most_blocks;
-	x->most_blocks /= x->nr_sharing;
-	if (!x->most_blocks)
+	if (x->most_blocks < x->nr_sharing)
 		return fail(TERN_ERR_UNSUPPORTED,
 			"%u slots of all ranks share a device that holds %u blocks at once",
-			x->nr_sharing, dispatch);
+			x->nr_sharing, x->most_blocks);
+	x->most_blocks /= x->nr_sharing;
 	return 0;
 }
 
