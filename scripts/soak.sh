@@ -93,7 +93,7 @@ share emulated-256-ranks env TERN_CUDA_LIBRARY="$BUILD/emulated/libtern_cuda.so"
 	TERN_TEST_ROUNDS=1 TERN_TEST_CASES=0 "$BUILD/tests/device/test_device"
 share emulated-nodes env BUILD="$BUILD" LONG=1 tests/device/nodes.sh
 share emulated-two-cuts-address env TERN_CUDA_LIBRARY="$BUILD/address/emulated/libtern_cuda.so" TERN_EMULATED_SMS=8 TERN_TEST_SHARING=2 TERN_TEST_RANKS=2 TERN_TEST_WITHOUT=_ TERN_TEST_SEED="$seed" TERN_TEST_CASES=100 \
-	"$BUILD/address/tests/device/test_device"
+	ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 UBSAN_OPTIONS=halt_on_error=1 "$BUILD/address/tests/device/test_device"
 share emulated-overlap env BUILD="$BUILD" tests/device/overlap.sh
 share emulated-hostile-address env TERN_CUDA_LIBRARY="$BUILD/address/emulated/libtern_cuda.so" TERN_TEST_SEED="$seed" TERN_TEST_CASES=30 TERN_TEST_SHARING=7 \
 	ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 "$BUILD/address/tests/device/test_hostile"

@@ -161,14 +161,15 @@ static __device__ __forceinline__ void store_rows(const struct gpu_dispatch *d,
 			place_in_row(d, x, __shfl_sync(ALL_LANES, position, __ffs(here) - 1)));
 }
 
-/* Lane k's local expert, if its route ends here; else UINT32_MAX. */
+/* Lane k's local expert, if its route ends here; else UINT32_MAX. Of a token that was not sent
+ * nobody has noted ids, and no table is to be asked. */
 template <int CASE>
 static __device__ __forceinline__ uint32_t local_expert(
 	const struct gpu_exchange *e, const struct positions *p, struct share a)
 {
 	uint32_t physical = GPU_NO_EXPERT;
 
-	if (lane_id() < e->topk)
+	if (lane_id() < e->topk && (CASE > GPU_ANY || a.token < p->nr_tokens[a.source]))
 		physical = p->ids[a.source * p->ids_stride + a.token * e->topk + lane_id()];
 	return local_of<CASE>(e, physical);
 }
