@@ -50,11 +50,12 @@ with tern_ep.Group.alone() as group:
 """
 
 
-def test_the_package_of_kernels_is_found(tmp_path: Path) -> None:
+def test_the_package_of_kernels_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With emulated GPUs in place of the kernels of tern-ep-cu13."""
     emulated = Path(os.environ.get("TERN_EMULATED", "/nowhere"))
     if not (emulated / "libtern_cuda.so").exists():
         pytest.skip("TERN_EMULATED names no folder with emulated GPUs")
+    monkeypatch.delenv("TERN_CUDA_LIBRARY", raising=False)
     program = [sys.executable, "-c", CUDA]
     assert "no GPUs here: libtern_cuda.so" in run(program).stdout
     package = tmp_path / "tern_ep_cu13"
