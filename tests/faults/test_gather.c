@@ -25,6 +25,14 @@
 
 static _Thread_local struct scene *looks_late; /* NULL: each call is as libc's */
 
+static void await(_Atomic int *number, int least)
+{
+	unsigned long long end = now_ns() + SCENE_LIMIT_NS;
+
+	while (atomic_load(number) < least && now_ns() < end)
+		nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+}
+
 /* ---- between nodes --------------------------------------------------------------------------- */
 
 /* Shared memory as a network that for a while brings nothing; or takes nothing, until another rank
@@ -43,9 +51,6 @@ static int send_or_not(struct transport *transport, uint32_t peer, const void *d
 		return TRANSPORT_AGAIN;
 	return transport_shm.send(transport, peer, data, bytes);
 }
-
-static int open_slow(const struct transport_options *options, struct transport **transport,
-	struct transport_info *info);
 
 static struct transport_ops slow;
 
@@ -94,7 +99,6 @@ ssize_t recv(int fd, void *to, size_t bytes, int flags)
 int poll(struct pollfd *fds, nfds_t nr, int timeout)
 {
 	struct scene *s = nr == 1 && timeout == 0 ? looks_late : NULL;
-	unsigned long long end = now_ns() + SCENE_LIMIT_NS;
 	struct timespec time;
 
 	if (s) {
@@ -102,8 +106,8 @@ int poll(struct pollfd *fds, nfds_t nr, int timeout)
 		atomic_store(&s->nr_ready, 1);
 		timeout = s->victim == LEAVES ? 0 : (int)(SCENE_LIMIT_NS / 1000000);
 	}
-	while (s && s->victim == LEAVES && !atomic_load(&s->nr_told) && now_ns() < end)
-		nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+	if (s && s->victim == LEAVES)
+		await(&s->nr_told, 1);
 	time.tv_sec = timeout / 1000;
 	time.tv_nsec = timeout % 1000 * 1000000;
 	return ppoll(fds, nr, timeout < 0 ? NULL : &time, NULL);
@@ -140,14 +144,13 @@ static void change(struct rank *rank)
 static void body(struct rank *rank)
 {
 	struct scene *s = rank->ctx;
-	unsigned long long end = now_ns() + SCENE_LIMIT_NS;
 
 	if (join(rank, &s->first, rank->rank) || gather(rank, 100))
 		return;
 	if (rank->rank == LATE)
 		looks_late = s;
-	while (rank->rank != LATE && !atomic_load(&s->nr_ready) && now_ns() < end)
-		nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+	else
+		await(&s->nr_ready, 1);
 	if (!gather(rank, 200) && s->victim == LEAVES)
 		change(rank);
 	if (looks_late)
@@ -162,14 +165,6 @@ static void play(int victim)
 	s->elastic = true;
 	s->victim = victim;
 	scene_play(s, body, 0);
-}
-
-static void await(_Atomic int *number, int least)
-{
-	unsigned long long end = now_ns() + SCENE_LIMIT_NS;
-
-	while (atomic_load(number) < least && now_ns() < end)
-		nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
 }
 
 /* Until all are through, so that no process ends before. */
