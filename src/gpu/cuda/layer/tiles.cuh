@@ -9,14 +9,17 @@
 #define WIDTH_MAX 128u
 #define LIST_WARPS (LAYER_EXPERTS_MAX / 32)
 
+/* An expert's rows in parts of `step` rows each, but the last one. */
 struct expert_tiles {
-	uint32_t expert, rows, first_tile, first_row;
+	uint8_t expert, step, last;
+	uint32_t parts, first_tile, first_row;
 };
 
-/* Experts with rows, in order; then one without rows, where the tiles end. */
+/* Experts with rows, in order; then one without parts, where the tiles end. */
 struct tile_list {
 	struct expert_tiles experts[LAYER_EXPERTS_MAX + 1];
 	uint32_t tiles[LIST_WARPS], listed[LIST_WARPS]; /* of 32 experts each */
+	uint32_t parts[LIST_WARPS];                     /* of at most 32 rows, and of 64 */
 };
 
 struct tile {
@@ -24,11 +27,30 @@ struct tile {
 	int width_index, width; /* as computed: at least `rows` */
 };
 
-/* Equal parts of at most WIDTH_MAX rows: tiles that share weights find them in L2 as long as they
- * run in step (docs/notebook/gpu-layer-time.md). */
-static __device__ uint32_t row_tiles_of(uint32_t rows)
+static __device__ uint32_t parts_of(uint32_t rows, uint32_t most)
 {
-	return (rows + WIDTH_MAX - 1) / WIDTH_MAX;
+	return (rows + most - 1) / most;
+}
+
+/* An expert's, equal ones. A tile has few rows, if even so each tile has a block of its own, as
+ * blocks without one do nothing; else many, as each tile reads its weights. By all threads of a
+ * block. */
+static __device__ uint32_t parts_of_rows(
+	const struct layer_args *args, struct tile_list *list, uint32_t rows)
+{
+	/* Both sums in one; of more than 255 parts no block is left for each. */
+	uint32_t parts = min(parts_of(rows, 32), 255u) | min(parts_of(rows, 64), 255u) << 16;
+	uint32_t warp = threadIdx.x / 32, sum = __reduce_add_sync(~0u, parts);
+
+	if (warp < LIST_WARPS && threadIdx.x % 32 == 0)
+		list->parts[warp] = sum;
+	__syncthreads();
+	sum = 0;
+	for (uint32_t w = 0; w < LIST_WARPS; w++)
+		sum += list->parts[w];
+	return parts_of(rows, 1u << ((sum & 0xffff) * args->m_tiles <= gridDim.x ? 5
+				      : (sum >> 16) * args->m_tiles <= gridDim.x ? 6
+										 : 7));
 }
 
 /* By whole blocks of at least LIST_WARPS warps, each of which has an expert a lane: all counts are
@@ -41,7 +63,9 @@ static __device__ void list_experts(const struct layer_args *args, struct tile_l
 	uint32_t rows = first_row < args->rows_max ? min((uint64_t)args->by_expert.counts[e],
 							     args->rows_max - first_row)
 						   : 0;
-	uint32_t here = row_tiles_of(rows) * args->m_tiles, sum = here;
+	uint32_t parts = parts_of_rows(args, list, rows);
+	uint32_t step = rows ? parts_of(rows, parts) : 0;
+	uint32_t here = parts * args->m_tiles, sum = here;
 	uint32_t with_rows = __ballot_sync(~0u, rows),
 		 place = __popc(with_rows & ((1u << lane) - 1));
 
@@ -61,9 +85,10 @@ static __device__ void list_experts(const struct layer_args *args, struct tile_l
 		place += list->listed[w];
 	}
 	if (rows)
-		list->experts[place] = {e, rows, sum, (uint32_t)first_row};
+		list->experts[place] = {(uint8_t)e, (uint8_t)step,
+			(uint8_t)(rows - (parts - 1) * step), parts, sum, (uint32_t)first_row};
 	else if (threadIdx.x == LAYER_EXPERTS_MAX)
-		list->experts[place] = {0, 0, sum, 0};
+		list->experts[place] = {0, 0, 0, 0, sum, 0};
 }
 
 /* The narrowest width that is computed and has room for so many rows. */
@@ -88,22 +113,18 @@ static __device__ bool find_tile(const struct layer_args *args, const struct exp
 {
 	const struct expert_tiles *e = *at;
 
-	while (e->rows && nr >= e[1].first_tile)
+	while (e->parts && nr >= e[1].first_tile)
 		e++;
 	*at = e;
-	if (!e->rows)
+	if (!e->parts)
 		return false;
 
-	uint32_t within = nr - e->first_tile, row_tiles = row_tiles_of(e->rows);
-	uint32_t step = (e->rows + row_tiles - 1) / row_tiles;
-	uint32_t begin = within % row_tiles * step;
+	uint32_t within = nr - e->first_tile, part = within % e->parts;
 
 	tile->expert = e->expert;
-	tile->m_tile = within / row_tiles;
-	tile->first_row = e->first_row + begin;
-	/* Not 0: a step has at most 128 rows, and all tiles but the last one together fewer than
-	 * all. */
-	tile->rows = min(step, e->rows - begin);
+	tile->m_tile = within / e->parts;
+	tile->first_row = e->first_row + part * e->step;
+	tile->rows = part + 1 < e->parts ? e->step : e->last;
 	tile->width_index = width_index_of(tile->rows);
 	tile->width = width_of(tile->width_index);
 	return true;
