@@ -26,9 +26,9 @@ gpus() {
 	[ "$(tail -n 1 "$tmp/out")" = "$1" ] || { cat "$tmp/out"; return 1; }
 }
 
-# Of its steps those of 4 ranks, which share two GPUs.
-gpus "2 passed, 0 failed, 0 skipped" STAGES="demo long" STEPS="long/*-4" ROUNDS=14 TERN_EMULATED_GPUS=2 TERN_TEST_SHARING=7 TERN_TEST_ROUNDS=4 &&
-	[ "$(grep -c '[lh][lt], 4 ranks on 2 devices: 1[4-9] rounds of [0-9]* shapes' "$tmp/out")" -eq 2 ]
+# Of its steps those of 4 ranks, which share two GPUs, on one node and on two.
+gpus "4 passed, 0 failed, 0 skipped" STAGES="demo long" STEPS="long/*-4" ROUNDS=14 TERN_EMULATED_GPUS=2 TERN_TEST_SHARING=7 TERN_TEST_ROUNDS=4 &&
+	[ "$(grep -c '[lh][lt], 4 ranks on 2 devices: 1[4-9] rounds of [0-9]* shapes' "$tmp/out")" -eq 4 ]
 judge long_shared $?
 gpus "2 passed, 0 failed, 0 skipped" STAGES=load TERN_EMULATED_CODE=80 && [ "$(grep -c '^    kernels on GPU .*, runs code for 8.0; 8 SMs' "$tmp/out")" -eq 4 ]
 judge load $?
