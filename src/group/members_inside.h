@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The inside of an elastic group:
- *   members.c  who is gone, the view and its change
- *   tell.c     what ranks whose memory is not mapped are told, and tell
- *   gather.c   tern_group_allgather
+ *   members.c      who they are, and who is gone
+ *   view_change.c  one view becomes the next
+ *   tell.c         what ranks whose memory is not mapped are told, and tell
+ *   gather.c       tern_group_allgather
  */
 #ifndef TERN_GROUP_MEMBERS_INSIDE_H
 #define TERN_GROUP_MEMBERS_INSIDE_H
@@ -81,6 +82,11 @@ static inline struct board *gathering_board(const struct members *m, uint32_t ra
 }
 
 /* ---- members.c ------------------------------------------------------------------------------- */
+
+/* TERN_ERR_EXPELLED: this rank has left, or was left out. */
+int members_fail_expelled(const tern_group *group);
+
+/* ---- view_change.c --------------------------------------------------------------------------- */
 
 /* tern_group_view_change, but for what the caller is told. */
 int members_change(tern_group *group);

@@ -12,6 +12,6 @@ judge() {
 	[ "$2" -eq 0 ] && echo "ok - $1" && return
 	echo "not ok - $1"
 	sed 's/^/    out: /' "$tmp/out"
-	sed 's/^/    err: /' "$tmp/err"
+	[ ! -e "$tmp/err" ] || sed 's/^/    err: /' "$tmp/err"
 	bad=1
 }
