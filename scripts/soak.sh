@@ -171,8 +171,8 @@ if scripts/vm.sh prepare; then
 	share verbs-address env BUILD="$BUILD/address" TERN_VM_CACHE="$BUILD/vm" ASAN_OPTIONS=detect_leaks=1 scripts/vm.sh run -t 900 tests/vm/guest.sh sanitized
 fi
 share faults until_time $part "$BUILD/tests/faults/test_faults"
-if command -v clang >/dev/null && make -s -j"$(nproc)" "${ADDRESS[@]}" fuzzers >/dev/null; then
-	set -- "$BUILD"/address/tests/fuzz/fuzz_*
+if [ -n "${FUZZ[*]:-}" ] && make -s -j"$(nproc)" "${FUZZ[@]}" fuzzers >/dev/null; then
+	set -- "$BUILD"/fuzz/tests/fuzz/fuzz_*
 	for fuzzer; do
 		corpus=$LOGS/${fuzzer##*/}
 		mkdir -p "$corpus"
