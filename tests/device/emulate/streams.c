@@ -7,8 +7,9 @@
 
 #include "tests/device/emulate/inside.h"
 
-#define TURNS 64 /* between looks at who else wants in */
-#define IDLE_REST_NS 200000
+#define TURNS 64            /* between looks at who else wants in */
+#define IDLE_REST_NS 200000 /* at first, and the longer, the longer nothing happens */
+#define LONGEST_REST_NS 2000000
 
 struct emulated_device emulated_devices[MAX_DEVICES];
 
@@ -64,9 +65,10 @@ static void let_others_in(void)
 
 /* Where devices only poll it is another thread or process that they wait for, and it wants this
  * processor. */
-static void rest_outside(void)
+static void rest_outside(uint32_t before)
 {
-	static const struct timespec rest = {.tv_nsec = IDLE_REST_NS};
+	long ns = IDLE_REST_NS + IDLE_REST_NS / 32 * (long)before;
+	struct timespec rest = {.tv_nsec = ns < LONGEST_REST_NS ? ns : LONGEST_REST_NS};
 
 	emulated_leave();
 	nanosleep(&rest, NULL);
@@ -413,11 +415,15 @@ void devices_run(void)
 
 static void run_until_idle(struct emulated_stream *stream, int device)
 {
+	uint32_t rests = 0; /* in a row */
+
 	while (!is_idle(stream, device)) {
 		if (executing)
 			wait_outside(stream, device);
 		else if (run_devices())
-			rest_outside();
+			rest_outside(rests++);
+		else
+			rests = 0;
 	}
 	pass_devices_on();
 }

@@ -11,8 +11,8 @@
 /* where all only poll, so that waits expire; but no more than has passed, if it may be another
  * thread or process that they wait for */
 #define IDLE_NS 64001
-#define MOST_IDLE_NS 400000
-#define MOST_PASSES 6 /* of a turn */
+#define MOST_IDLE_NS 2400000 /* a rest (streams.c), and some more */
+#define MOST_PASSES 6        /* of a turn */
 
 struct emulated_lane *emulated_lane;
 uint3 threadIdx, blockIdx;
