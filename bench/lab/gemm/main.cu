@@ -87,8 +87,8 @@ static int usage(FILE *to)
 	fprintf(to,
 		"usage: tern-lab-gemm verify [--cases N] [--seed N]\n"
 		"       tern-lab-gemm time [--preset NAME] [--ranks 2,32] [--tokens N,...]\n"
-		"                          [--rounds N] [--seed N] [--early 0] [--drawn 1] "
-		"[--json]\n"
+		"                          [--rounds N] [--seed N] [--early 0] [--drawn 1]\n"
+		"                          [--clusters 1] [--json]\n"
 		"\n"
 		"The two products of an MoE layer's experts by themselves, on one GPU (sm_90a).\n"
 		"  verify   every element against a reference, bit for bit where sums are exact,\n"
@@ -96,7 +96,8 @@ static int usage(FILE *to)
 		"  time     graph replay with a flushed L2, a line for each case: the share of one "
 		"of\n"
 		"           so many ranks of deepseek-v3, qwen3-30b-a3b, gpt-oss-120b;\n"
-		"           --drawn: blocks draw tiles, where they take every so many\n");
+		"           --drawn: blocks draw tiles, where they take every so many; --clusters: "
+		"of two\n");
 	return to == stderr ? 2 : 0;
 }
 

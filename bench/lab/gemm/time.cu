@@ -33,7 +33,7 @@ struct options {
 	std::vector<uint32_t> ranks, tokens;
 	uint32_t rounds, blocks;
 	uint64_t seed;
-	bool json, early, drawn;
+	bool json, early, drawn, clusters;
 };
 
 struct timed {
@@ -113,9 +113,13 @@ static void capture(struct timed *t, const struct options *o, bool empty)
 		lab_nothing(t->stream);
 	for (int which = 0; which < 2; which++)
 		t->experts.args[which].drawn = o->drawn ? t->experts.drawn : NULL;
-	for (int which = 0; which < 2 && !empty; which++)
-		CHECK(layer_launch((enum layer_which)which, dtype, &t->experts.args[which],
-			which == LAYER_DOWN && o->early, o->blocks, t->stream));
+	for (int which = 0; which < 2 && !empty; which++) {
+		const struct layer_grid grid = {
+			o->blocks, which == LAYER_DOWN && o->early, o->clusters};
+
+		CHECK(layer_launch(
+			(enum layer_which)which, dtype, &t->experts.args[which], &grid, t->stream));
+	}
 	CHECK(cudaStreamEndCapture(t->stream, &graph));
 	CHECK(cudaGraphInstantiate(&t->graph, graph, 0));
 	CHECK(cudaGraphDestroy(graph));
@@ -324,6 +328,8 @@ static int take_option(struct options *o, const char *name, const char *value)
 		o->seed = strtoull(value, NULL, 0);
 	else if (!strcmp(name, "--early"))
 		o->early = atoi(value);
+	else if (!strcmp(name, "--clusters"))
+		o->clusters = atoi(value);
 	else if (!strcmp(name, "--drawn"))
 		o->drawn = atoi(value);
 	else

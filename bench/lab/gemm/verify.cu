@@ -247,6 +247,7 @@ static void run_product(const struct product *p, struct actual *actual)
 		p->dtype, p->experts, gate_up ? p->k : p->m, gate_up ? p->m : p->k, p->rows};
 	struct lab_tensor_sizes sizes;
 	struct lab_experts e;
+	struct layer_grid grid = {};
 	int sms;
 
 	lab_experts_create(&shape, &e);
@@ -270,8 +271,10 @@ static void run_product(const struct product *p, struct actual *actual)
 	CHECK(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0));
 	e.args[p->which].drawn = below(2) ? e.drawn : NULL;
 	e.args[p->which].activation = p->exact ? LAYER_LINEAR : LAYER_SWIGLU;
-	CHECK(layer_launch(p->which, p->dtype, &e.args[p->which], (int)below(2),
-		below(4) ? sms : 1 + below(sms), NULL));
+	grid.blocks = below(4) ? sms : 1 + below(sms);
+	grid.early = (int)below(2);
+	grid.clusters = grid.blocks % 2 == 0 && below(2);
+	CHECK(layer_launch(p->which, p->dtype, &e.args[p->which], &grid, NULL));
 	CHECK(cudaDeviceSynchronize());
 	actual->out.resize(out_bytes);
 	actual->scales.resize(scales / sizeof(float));

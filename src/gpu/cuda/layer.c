@@ -8,9 +8,12 @@
 #include "gpu/cuda/exchange_inside.h"
 #include "gpu/cuda/layer/gemm.h"
 
-/* Of an expert: with more, being there early brings nothing, and 4096 tokens of gpt-oss-120b take 5
- * % longer. */
+/* Of an expert, at most: with more, down early brings nothing, and 4096 tokens of gpt-oss-120b take
+ * 5 % longer. */
 #define MOST_EARLY_ROWS 256
+/* Of a rank, if all send as many: with more, clusters bring nothing, and 2048 tokens of
+ * gpt-oss-120b take 5 % longer. */
+#define MOST_CLUSTERED_ROWS 2048
 
 struct prepared {
 	struct device_layer_rows rows; /* all zeros: nothing */
@@ -22,7 +25,8 @@ struct device_layer {
 	struct tern_layer_config config;
 	struct layer_shape shape;
 	uint32_t nr_sms;
-	int early;              /* kernels may be scheduled before those ahead have ended */
+	int early; /* down may be scheduled before gate and up has ended */
+	int clusters_fit;
 	uint32_t *drawn;        /* [nr_slots][2], as layer_args has it; NULL: nothing runs beside */
 	struct prepared *slots; /* [nr_slots] */
 };
@@ -123,6 +127,7 @@ int device_layer_open(struct device_exchange *x, const struct tern_layer_config 
 		.inner = config->inner,
 		.rows_max = x->positions};
 	l->early = x->early && x->positions <= (uint64_t)nr_local * MOST_EARLY_ROWS;
+	l->clusters_fit = layer_clusters_fit(l->nr_sms);
 	rc = make_drawn(l);
 	if (rc)
 		device_layer_close(l);
@@ -174,19 +179,27 @@ static int prepare_slot(
 	return rc;
 }
 
-/* Down begins behind the end of gate and up, and so of the dispatch: with no row here it would know
- * of neither. */
+static bool expects_few_rows(const struct device_exchange *x, uint32_t slot)
+{
+	return (uint64_t)x->slots[slot].dispatch.nr_tokens * x->config.topk <= MOST_CLUSTERED_ROWS;
+}
+
+/* Gate and up that is there early, and waits for the dispatch's end, begins 1 us sooner and takes
+ * up to a tenth longer (docs/notebook/gpu-layer-time.md). Down begins behind the end of gate and
+ * up, and so of the dispatch: with no row here it would know of neither. */
 static int put_products(const struct device_layer *l, const struct prepared *p,
 	const struct device_call *call, bool beside)
 {
-	int rc =
-		cuda_check(layer_launch(LAYER_GATE_UP, l->shape.dtype, &p->args[LAYER_GATE_UP],
-				   beside ? l->exchange->early : l->early, l->nr_sms, call->stream),
-			"the kernel of gate and up");
+	int clusters = l->clusters_fit && !beside && expects_few_rows(l->exchange, call->slot);
+	const struct layer_grid gate_up = {l->nr_sms, beside && l->exchange->early, clusters},
+				down = {l->nr_sms, l->early && !beside, clusters};
+	int rc = cuda_check(layer_launch(LAYER_GATE_UP, l->shape.dtype, &p->args[LAYER_GATE_UP],
+				    &gate_up, call->stream),
+		"the kernel of gate and up");
 
 	return rc ? rc
-		  : cuda_check(layer_launch(LAYER_DOWN, l->shape.dtype, &p->args[LAYER_DOWN],
-				       l->early && !beside, l->nr_sms, call->stream),
+		  : cuda_check(layer_launch(LAYER_DOWN, l->shape.dtype, &p->args[LAYER_DOWN], &down,
+				       call->stream),
 			    "the kernel of down");
 }
 

@@ -228,18 +228,23 @@ const char *layer_prepare(enum layer_which which, const struct layer_shape *shap
 	return NULL;
 }
 
+int layer_clusters_fit(uint32_t blocks)
+{
+	return blocks % 2 == 0;
+}
+
 cudaError_t layer_launch(enum layer_which which, enum layer_dtype dtype,
-	const struct layer_args *args, int early, uint32_t blocks, cudaStream_t stream)
+	const struct layer_args *args, const struct layer_grid *grid, cudaStream_t stream)
 {
 	cudaLaunchConfig_t config = {};
 	cudaLaunchAttribute attribute = {};
 
 	attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
 	attribute.val.programmaticStreamSerializationAllowed = 1;
-	config.gridDim = blocks < MOST_BLOCKS ? blocks : MOST_BLOCKS;
+	config.gridDim = grid->blocks < MOST_BLOCKS ? grid->blocks : MOST_BLOCKS;
 	config.blockDim = LANES;
 	config.stream = stream;
 	config.attrs = &attribute;
-	config.numAttrs = early ? 1 : 0;
+	config.numAttrs = grid->early ? 1 : 0;
 	return cudaLaunchKernelEx(&config, plain_layer, *args, which, dtype == LAYER_FP8);
 }

@@ -135,39 +135,77 @@ const char *layer_prepare(enum layer_which which, const struct layer_shape *shap
 	return cause ? cause : map_rows(shape, product, args);
 }
 
-template <class T, int WHICH>
-static cudaError_t launch(
-	const struct layer_args *args, int early, uint32_t blocks, cudaStream_t stream)
-{
-	void (*kernel)(struct layer_args) =
-		args->drawn ? layer_kernel<T, WHICH, true> : layer_kernel<T, WHICH, false>;
-	const int bytes = sizeof(struct shared_memory) + 1023;
-	cudaError_t rc = cudaFuncSetAttribute(
-		(const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-	cudaLaunchAttribute attribute = {};
-	cudaLaunchConfig_t config = {};
+typedef void (*layer_kernel_type)(struct layer_args);
 
-	attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-	attribute.val.programmaticStreamSerializationAllowed = 1;
-	config.gridDim = blocks;
-	config.blockDim = THREADS;
-	config.dynamicSmemBytes = bytes;
-	config.stream = stream;
-	config.attrs = &attribute;
-	config.numAttrs = early ? 1 : 0;
-	return rc ? rc : cudaLaunchKernelEx(&config, kernel, *args);
+#define MOST_ATTRIBUTES 2
+
+static cudaError_t configure(layer_kernel_type kernel, const struct layer_grid *grid,
+	cudaLaunchAttribute *attributes, cudaLaunchConfig_t *config)
+{
+	const int bytes = sizeof(struct shared_memory) + 1023;
+
+	*config = {};
+	config->gridDim = grid->blocks;
+	config->blockDim = THREADS;
+	config->dynamicSmemBytes = bytes;
+	config->attrs = attributes;
+	if (grid->early) {
+		attributes->id = cudaLaunchAttributeProgrammaticStreamSerialization;
+		attributes->val.programmaticStreamSerializationAllowed = 1;
+		attributes++;
+	}
+	if (grid->clusters) {
+		attributes->id = cudaLaunchAttributeClusterDimension;
+		attributes->val.clusterDim = {2, 1, 1};
+		attributes++;
+	}
+	config->numAttrs = (unsigned)(attributes - config->attrs);
+	return cudaFuncSetAttribute(
+		(const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+}
+
+int layer_clusters_fit(uint32_t blocks)
+{
+	const layer_kernel_type kernel = layer_kernel<__nv_bfloat16, LAYER_DOWN, false>;
+	const struct layer_grid grid = {blocks, 0, 1};
+	cudaLaunchAttribute attributes[MOST_ATTRIBUTES] = {};
+	cudaLaunchConfig_t config;
+	int nr = 0;
+
+	if (blocks % 2)
+		return 0;
+	if (configure(kernel, &grid, attributes, &config) ||
+		cudaOccupancyMaxActiveClusters(&nr, kernel, &config)) {
+		(void)cudaGetLastError();
+		return 0;
+	}
+	return (uint32_t)nr * 2 >= blocks;
+}
+
+template <class T, int WHICH> static layer_kernel_type kernel_of(bool drawn)
+{
+	return drawn ? layer_kernel<T, WHICH, true> : layer_kernel<T, WHICH, false>;
+}
+
+static layer_kernel_type find_kernel(enum layer_which which, enum layer_dtype dtype, bool drawn)
+{
+	if (dtype == LAYER_FP8)
+		return which == LAYER_DOWN ? kernel_of<__nv_fp8_e4m3, LAYER_DOWN>(drawn)
+					   : kernel_of<__nv_fp8_e4m3, LAYER_GATE_UP>(drawn);
+	return which == LAYER_DOWN ? kernel_of<__nv_bfloat16, LAYER_DOWN>(drawn)
+				   : kernel_of<__nv_bfloat16, LAYER_GATE_UP>(drawn);
 }
 
 cudaError_t layer_launch(enum layer_which which, enum layer_dtype dtype,
-	const struct layer_args *args, int early, uint32_t blocks, cudaStream_t stream)
+	const struct layer_args *args, const struct layer_grid *grid, cudaStream_t stream)
 {
-	if (dtype == LAYER_FP8)
-		return which == LAYER_DOWN
-			       ? launch<__nv_fp8_e4m3, LAYER_DOWN>(args, early, blocks, stream)
-			       : launch<__nv_fp8_e4m3, LAYER_GATE_UP>(args, early, blocks, stream);
-	return which == LAYER_DOWN
-		       ? launch<__nv_bfloat16, LAYER_DOWN>(args, early, blocks, stream)
-		       : launch<__nv_bfloat16, LAYER_GATE_UP>(args, early, blocks, stream);
+	layer_kernel_type kernel = find_kernel(which, dtype, args->drawn != NULL);
+	cudaLaunchAttribute attributes[MOST_ATTRIBUTES] = {};
+	cudaLaunchConfig_t config;
+	cudaError_t rc = configure(kernel, grid, attributes, &config);
+
+	config.stream = stream;
+	return rc ? rc : cudaLaunchKernelEx(&config, kernel, *args);
 }
 
 /* All are of one file, for the same GPUs. */

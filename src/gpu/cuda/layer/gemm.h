@@ -94,6 +94,12 @@ struct layer_args {
 #endif
 };
 
+struct layer_grid {
+	uint32_t blocks;
+	int early;    /* may load weights while the kernel before it in the stream runs still */
+	int clusters; /* of two blocks, whose tiles lie side by side: of an even number */
+};
+
 enum layer_mark {
 	MARK_BEGIN, /* nanoseconds of the GPU */
 	MARK_LISTED,
@@ -116,9 +122,10 @@ cudaError_t layer_load(void);
 const char *layer_prepare(enum layer_which which, const struct layer_shape *shape,
 	const struct layer_rows *by_expert, const struct layer_product *product,
 	struct layer_args *args);
-/* early: may load weights while the kernel before it in the stream runs still. */
+/* Whether so many blocks have room in clusters of two at once, on the current device. */
+int layer_clusters_fit(uint32_t blocks);
 cudaError_t layer_launch(enum layer_which which, enum layer_dtype dtype,
-	const struct layer_args *args, int early, uint32_t blocks, cudaStream_t stream);
+	const struct layer_args *args, const struct layer_grid *grid, cudaStream_t stream);
 
 #ifdef __cplusplus
 }

@@ -15,9 +15,15 @@ const char *layer_prepare(enum layer_which which, const struct layer_shape *shap
 	return "no kernels for sm_90a were built";
 }
 
-cudaError_t layer_launch(enum layer_which which, enum layer_dtype dtype,
-	const struct layer_args *args, int early, uint32_t blocks, cudaStream_t stream)
+int layer_clusters_fit(uint32_t blocks)
 {
-	(void)which, (void)dtype, (void)args, (void)early, (void)blocks, (void)stream;
+	(void)blocks;
+	return 0;
+}
+
+cudaError_t layer_launch(enum layer_which which, enum layer_dtype dtype,
+	const struct layer_args *args, const struct layer_grid *grid, cudaStream_t stream)
+{
+	(void)which, (void)dtype, (void)args, (void)grid, (void)stream;
 	return cudaErrorNoKernelImageForDevice;
 }
