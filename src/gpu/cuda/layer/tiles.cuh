@@ -9,7 +9,7 @@
 #define WIDTH_MAX 128u
 #define LIST_WARPS (LAYER_EXPERTS_MAX / 32)
 
-/* An expert's rows in parts of `step` rows each, but the last one. */
+/* An expert's rows in parts of `step` rows, of which the last has `last`: 1 to 128 each. */
 struct expert_tiles {
 	uint8_t expert, step, last;
 	uint32_t parts, first_tile, first_row;
@@ -19,7 +19,7 @@ struct expert_tiles {
 struct tile_list {
 	struct expert_tiles experts[LAYER_EXPERTS_MAX + 1];
 	uint32_t tiles[LIST_WARPS], listed[LIST_WARPS]; /* of 32 experts each */
-	uint32_t parts[LIST_WARPS];                     /* of at most 32 rows, and of 64 */
+	uint32_t parts[LIST_WARPS]; /* likewise, were they of at most 32 rows, and of 64 << 16 */
 };
 
 struct tile {
@@ -32,9 +32,10 @@ static __device__ uint32_t parts_of(uint32_t rows, uint32_t most)
 	return (rows + most - 1) / most;
 }
 
-/* An expert's, equal ones. A tile has few rows, if even so each tile has a block of its own, as
- * blocks without one do nothing; else many, as each tile reads its weights. By all threads of a
- * block. */
+/* Of an expert, equal ones: tiles that share weights find them in L2 as long as they run in step
+ * (docs/notebook/gpu-layer-time.md). They have at most 32 or 64 rows if all tiles have a block each
+ * even so, since blocks without one do nothing; else 128, since each reads its weights. By all
+ * threads of a block. */
 static __device__ uint32_t parts_of_rows(
 	const struct layer_args *args, struct tile_list *list, uint32_t rows)
 {
