@@ -11,8 +11,7 @@
 /* Of an expert, at most: with more, down early brings nothing, and 4096 tokens of gpt-oss-120b take
  * 5 % longer. */
 #define MOST_EARLY_ROWS 256
-/* Of a rank, if all send as many: with more, clusters bring nothing, and 2048 tokens of
- * gpt-oss-120b take 5 % longer. */
+/* Of a rank, if all send as many: with more, clusters cost gate and up 1 to 5 %. */
 #define MOST_CLUSTERED_ROWS 2048
 
 struct prepared {
@@ -184,15 +183,20 @@ static bool expects_few_rows(const struct device_exchange *x, uint32_t slot)
 	return (uint64_t)x->slots[slot].dispatch.nr_tokens * x->config.topk <= MOST_CLUSTERED_ROWS;
 }
 
-/* Gate and up that is there early, and waits for the dispatch's end, begins 1 us sooner and takes
- * up to a tenth longer (docs/notebook/gpu-layer-time.md). Down begins behind the end of gate and
- * up, and so of the dispatch: with no row here it would know of neither. */
+/* Clusters keep blocks of an early kernel side by side, as those of others are anyway. Gate and up
+ * that is early, and waits for the dispatch's end, begins 1 us sooner and takes up to a tenth longer
+ * (docs/notebook/gpu-layer-time.md). Down begins behind the end of gate and up, and so of the
+ * dispatch: with no row here it would know of neither. */
 static int put_products(const struct device_layer *l, const struct prepared *p,
 	const struct device_call *call, bool beside)
 {
-	int clusters = l->clusters_fit && !beside && expects_few_rows(l->exchange, call->slot);
-	const struct layer_grid gate_up = {l->nr_sms, beside && l->exchange->early, clusters},
-				down = {l->nr_sms, l->early && !beside, clusters};
+	bool few = expects_few_rows(l->exchange, call->slot), down_early = l->early && !beside;
+	const struct layer_grid gate_up = {.blocks = l->nr_sms,
+		.early = beside && l->exchange->early,
+		.clusters = l->clusters_fit && few && !beside};
+	const struct layer_grid down = {.blocks = l->nr_sms,
+		.early = down_early,
+		.clusters = l->clusters_fit && down_early};
 	int rc = cuda_check(layer_launch(LAYER_GATE_UP, l->shape.dtype, &p->args[LAYER_GATE_UP],
 				    &gate_up, call->stream),
 		"the kernel of gate and up");
