@@ -184,9 +184,9 @@ static bool expects_few_rows(const struct device_exchange *x, uint32_t slot)
 }
 
 /* Clusters keep blocks of an early kernel side by side, as those of others are anyway. Gate and up
- * that is early, and waits for the dispatch's end, begins 1 us sooner and takes up to a tenth longer
- * (docs/notebook/gpu-layer-time.md). Down begins behind the end of gate and up, and so of the
- * dispatch: with no row here it would know of neither. */
+ * that is early, and waits for the dispatch's end, begins 1 us sooner and takes up to a tenth
+ * longer (docs/notebook/gpu-layer-time.md). Down begins behind the end of gate and up, and so of
+ * the dispatch: with no row here it would know of neither. */
 static int put_products(const struct device_layer *l, const struct prepared *p,
 	const struct device_call *call, bool beside)
 {
