@@ -267,11 +267,12 @@ static int play(struct rank *rank, struct device_rounds *r, struct scene *scene)
 	return rc;
 }
 
-/* After any word. Who was told so has given up, and the other one may learn of that. */
+/* After any word, which may be a plan's version of the placement. Who was told so has given up, and
+ * the other one may learn of that. */
 static bool is_answer(int rc)
 {
 	return !rc || rc == TERN_ERR_PROTOCOL || rc == TERN_ERR_TIMEOUT ||
-	       rc == TERN_ERR_CAPACITY || rc == TERN_ERR_PEER_LEFT;
+	       rc == TERN_ERR_CAPACITY || rc == TERN_ERR_PEER_LEFT || rc == TERN_ERR_MISMATCH;
 }
 
 static void judge(struct rank *rank, const struct attack *a, int rc)
