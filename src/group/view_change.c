@@ -125,6 +125,18 @@ static void stop_when_possible(tern_group *group)
 	tell_record(group);
 }
 
+/* This rank is in the view that its agreement has. */
+static void enter_view(tern_group *group)
+{
+	group->view = group->members->agreement.mine.view.number;
+	group->shape++;
+	for (struct member_client *c = group->members->clients; c; c = c->next)
+		if (c->changed)
+			c->changed(c->ctx);
+	tell_record(group);
+	gather_forward(group);
+}
+
 static void act(tern_group *group)
 {
 	struct members *m = group->members;
@@ -141,14 +153,8 @@ static void act(tern_group *group)
 	m->joined_since = set_either(m->joined_since, &joined);
 	door_acted(group, now);
 	m->change_ns = noticed_ns ? scheduler_now(group->scheduler) - noticed_ns : 0;
-	group->view = now->number;
-	group->shape++;
 	m->remade = false;
-	for (struct member_client *c = m->clients; c; c = c->next)
-		if (c->changed)
-			c->changed(c->ctx);
-	tell_record(group);
-	gather_forward(group);
+	enter_view(group);
 	m->learns = m->copies;
 }
 
@@ -174,19 +180,13 @@ void members_replace(tern_group *group, uint32_t rank, struct window *board, uin
 void members_begin(tern_group *group)
 {
 	struct members *m = group->members;
-	const struct view *view = &m->agreement.mine.view;
+	uint64_t gathering = m->agreement.mine.view.gathering;
 
-	m->first_gathering[group->rank] = view->gathering;
-	gatherings_come(&m->gatherings, view->gathering);
-	group->view = view->number;
-	group->shape++;
+	m->first_gathering[group->rank] = gathering;
+	gatherings_come(&m->gatherings, gathering);
 	set_add(&m->joined_since, (uint32_t)group->rank);
 	m->open = true;
-	for (struct member_client *c = m->clients; c; c = c->next)
-		if (c->changed)
-			c->changed(c->ctx);
-	tell_record(group);
-	gather_forward(group);
+	enter_view(group);
 }
 
 /* What a member has completed it has told before it said that it had stopped; it completes nothing
