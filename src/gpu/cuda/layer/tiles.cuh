@@ -49,6 +49,7 @@ static __device__ uint32_t parts_of_rows(
 	sum = 0;
 	for (uint32_t w = 0; w < LIST_WARPS; w++)
 		sum += list->parts[w];
+	static_assert(WIDTH_MAX == 1u << 7, "the last of these");
 	return parts_of(rows, 1u << ((sum & 0xffff) * args->m_tiles <= gridDim.x ? 5
 				      : (sum >> 16) * args->m_tiles <= gridDim.x ? 6
 										 : 7));
