@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/device/elastic_rank.h"
 
-#include <dlfcn.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +10,7 @@
 #include <unistd.h>
 
 #include "tests/device/devices.h"
+#include "tests/device/elastic_steps.h"
 #include "tests/faults/tokens.h"
 #include "exchange/state.h"
 #include "gpu/host/inside.h"
@@ -70,7 +70,21 @@ static int copy(struct worker *w, void *to, const void *from, uint64_t bytes)
 	return rc ? rank_fails(w->rank, "copying: %s", w->ops->error_text()) : 0;
 }
 
-static void look_at_calls(struct worker *w);
+/* Low latency: from one death, whose change has fresh memory, to the round that is made again
+ * there are none. Rounds that were given up come here too, and are followed by a change. */
+static void look_at_calls(struct worker *w)
+{
+	unsigned since = calls_that_manage_memory() - w->managed;
+
+	if (!w->noticed_ns || !w->viewed_ns || w->remade)
+		return;
+	w->remade = true;
+	if (way.mode == TERN_LOW_LATENCY && since && (w->view == 1 || way.one_more))
+		rank_fails(w->rank, "has managed memory %u times before the round was made again",
+			since);
+	if (way.mode == TERN_HIGH_THROUGHPUT && !since)
+		rank_fails(w->rank, "has renewed nothing");
+}
 
 /* What the stream has come to. */
 static int outcome(struct worker *w)
@@ -267,104 +281,6 @@ static int make_round(struct worker *w, uint32_t nr_tokens, uint64_t number)
 	rc = rc ? rc : outcome(w);
 	w->here->in.nr_tokens = drawn;
 	return rc;
-}
-
-/* ---- what a change takes on the device -----------------------------------------------------
- */
-
-enum step {
-	QUIESCE,
-	RENEW,
-	REOPEN,
-	RESUME,
-	NR_STEPS
-};
-
-static const struct device_ops *untimed;
-static double step_ms[NR_STEPS];
-static unsigned nr_steps[NR_STEPS];
-
-static int timed(enum step step, unsigned long long began_ns, int rc)
-{
-	step_ms[step] += (double)(now_ns() - began_ns) / 1e6;
-	nr_steps[step]++;
-	return rc;
-}
-
-static int timed_quiesce(const struct device_exchange *x)
-{
-	unsigned long long began_ns = now_ns();
-
-	return timed(QUIESCE, began_ns, untimed->quiesce(x));
-}
-
-static int timed_renew(struct device_window *window)
-{
-	unsigned long long began_ns = now_ns();
-
-	return timed(RENEW, began_ns, untimed->window_renew(window));
-}
-
-static int timed_reopen(struct device_window *window)
-{
-	unsigned long long began_ns = now_ns();
-
-	return timed(REOPEN, began_ns, untimed->window_reopen(window));
-}
-
-static int timed_resume(struct device_exchange *x, const struct device_view *view)
-{
-	unsigned long long began_ns = now_ns();
-
-	return timed(RESUME, began_ns, untimed->resume(x, view));
-}
-
-static void time_steps(struct worker *w)
-{
-	static struct device_ops ops;
-
-	untimed = w->moe->device->ops;
-	ops = *untimed;
-	ops.quiesce = timed_quiesce;
-	ops.window_renew = timed_renew;
-	ops.window_reopen = timed_reopen;
-	ops.resume = timed_resume;
-	w->moe->device->ops = &ops;
-}
-
-/* Of this process, all that there are where GPUs are emulated; else those of a change. */
-static unsigned calls_that_manage_memory(void)
-{
-	static unsigned (*all)(void);
-	char path[512];
-	void *library;
-
-	if (!all && getenv("TERN_EMULATED_PROCESSES")) {
-		const char *name = getenv("TERN_CUDA_LIBRARY"), *end = strrchr(name, '/');
-
-		snprintf(path, sizeof(path), "%.*s/libtern_emulated.so", (int)(end - name), name);
-		library = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
-		all = library ? (unsigned (*)(void))dlsym(library, "emulated_memory_calls") : NULL;
-		if (!all)
-			abort();
-	}
-	return all ? all() : nr_steps[RENEW] + nr_steps[REOPEN];
-}
-
-/* Low latency: from one death, whose change has fresh memory, to the round that is made again
- * there are none. Rounds that were given up come here too, and are followed by a change. */
-static void look_at_calls(struct worker *w)
-{
-	unsigned since = calls_that_manage_memory() - w->managed;
-
-	if (!w->noticed_ns || !w->viewed_ns || w->remade)
-		return;
-	w->remade = true;
-	if (way.mode == TERN_LOW_LATENCY && since && (w->view == 1 || way.one_more))
-		rank_fails(w->rank, "has managed memory %u times before the round was made again",
-			since);
-	if (way.mode == TERN_HIGH_THROUGHPUT && !since)
-		rank_fails(w->rank, "has renewed nothing");
 }
 
 /* ---- surviving ------------------------------------------------------------------------------- */
@@ -576,7 +492,7 @@ static int open_worker(struct worker *w)
 		return rank_fails(w->rank, "opening: %s", w->ops ? w->ops->error_text() : "");
 	if (make_exchange(w))
 		return rank_fails(w->rank, "tern_moe_create: %s", tern_last_error());
-	time_steps(w);
+	time_steps(w->moe);
 	find_experts(w);
 	if (tern_moe_set_stream(w->moe, 0, w->stream))
 		return rank_fails(w->rank, "tern_moe_set_stream: %s", tern_last_error());
