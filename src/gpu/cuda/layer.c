@@ -8,10 +8,10 @@
 #include "gpu/cuda/exchange_inside.h"
 #include "gpu/cuda/layer/gemm.h"
 
-/* Of an expert, at most: with more, down early brings nothing, and 4096 tokens of gpt-oss-120b take
- * 5 % longer. */
-#define MOST_EARLY_ROWS 256
-/* Of a rank, if all send as many: with more, clusters cost gate and up 1 to 5 %. */
+/* If all ranks send as many tokens. Of an expert: with more, down early brings nothing, and 4096
+ * tokens of gpt-oss-120b take 5 % longer. */
+#define MOST_EARLY_ROWS 128
+/* Of a rank: with more, clusters cost gate and up 1 to 5 %. */
 #define MOST_CLUSTERED_ROWS 2048
 
 struct prepared {
@@ -24,7 +24,6 @@ struct device_layer {
 	struct tern_layer_config config;
 	struct layer_shape shape;
 	uint32_t nr_sms;
-	int early; /* down may be scheduled before gate and up has ended */
 	int clusters_fit;
 	uint32_t *drawn;        /* [nr_slots][2], as layer_args has it; NULL: nothing runs beside */
 	struct prepared *slots; /* [nr_slots] */
@@ -125,7 +124,6 @@ int device_layer_open(struct device_exchange *x, const struct tern_layer_config 
 		.hidden = x->config.hidden,
 		.inner = config->inner,
 		.rows_max = x->positions};
-	l->early = x->early && x->positions <= (uint64_t)nr_local * MOST_EARLY_ROWS;
 	l->clusters_fit = layer_clusters_fit(l->nr_sms);
 	rc = make_drawn(l);
 	if (rc)
@@ -178,9 +176,10 @@ static int prepare_slot(
 	return rc;
 }
 
-static bool expects_few_rows(const struct device_exchange *x, uint32_t slot)
+/* This rank's rows, if all ranks send as many tokens. */
+static uint64_t expected_rows(const struct device_exchange *x, uint32_t slot)
 {
-	return (uint64_t)x->slots[slot].dispatch.nr_tokens * x->config.topk <= MOST_CLUSTERED_ROWS;
+	return (uint64_t)x->slots[slot].dispatch.nr_tokens * x->config.topk;
 }
 
 /* Clusters keep blocks of an early kernel side by side, as those of others are anyway. Gate and up
@@ -190,7 +189,10 @@ static bool expects_few_rows(const struct device_exchange *x, uint32_t slot)
 static int put_products(const struct device_layer *l, const struct prepared *p,
 	const struct device_call *call, bool beside)
 {
-	bool few = expects_few_rows(l->exchange, call->slot), down_early = l->early && !beside;
+	uint64_t rows = expected_rows(l->exchange, call->slot),
+		 early_rows = (uint64_t)l->shape.experts * MOST_EARLY_ROWS;
+	bool few = rows <= MOST_CLUSTERED_ROWS,
+	     down_early = l->exchange->early && rows <= early_rows && !beside;
 	const struct layer_grid gate_up = {.blocks = l->nr_sms,
 		.early = beside && l->exchange->early,
 		.clusters = l->clusters_fit && few && !beside};
