@@ -131,6 +131,19 @@ start() {
 		-fsdev local,id=shared,path="$2",security_model=none -device virtio-9p-pci,fsdev=shared,mount_tag=shared </dev/null
 }
 
+# complaint CONSOLE: what the kernel said of itself first, less registers, as a report of make check has 40 lines; or else
+# its last words.
+complaint() {
+	local from
+
+	from=$(grep -nE -m 1 'BUG: |INFO: |WARNING: |Oops' "$1" | cut -d: -f1)
+	if [ -n "$from" ]; then
+		tail -n "+$from" "$1" | grep -vE '\] (R(SP|[A-D]X|[SD]I|BP|[01][0-9]):|CS:|FS:|CR2:|Code:|Modules linked|DR[0-9])' | head -n 38
+	else
+		tail -n 20 "$1"
+	fi
+}
+
 run() {
 	local seconds=120 shared rc qemu try
 
@@ -157,11 +170,11 @@ run() {
 		echo "the emulated machine has not come up in $try attempts, so nothing was tested"
 		rc=77
 	elif [ $rc -eq 124 ]; then
-		echo "the virtual machine took $seconds s of an idle host without a word; its last words:"
-		tail -n 20 "$shared/console"
+		echo "the virtual machine took $seconds s of an idle host without a word; its kernel says:"
+		complaint "$shared/console"
 	else
-		echo "the virtual machine ended (qemu's exit code is $rc) without a verdict; its last words:"
-		tail -n 40 "$shared/console"
+		echo "the virtual machine ended (qemu's exit code is $rc) without a verdict; its kernel says:"
+		complaint "$shared/console"
 		rc=125
 	fi
 	[ -n "${TERN_VM_CONSOLE:-}" ] && cp "$shared/console" "$TERN_VM_CONSOLE"
