@@ -8,7 +8,10 @@
 #define LANES 16
 #define ROWS 4 /* tokens that share one reading of the weights */
 
-typedef float lanes __attribute__((vector_size(LANES * sizeof(float))));
+/* As every machine has them: with wider ones than it has, sums go through memory at each step, and
+ * a product takes 14 times as long. */
+#define QUAD 4
+typedef float quad __attribute__((vector_size(QUAD * sizeof(float))));
 
 /* The compiler makes one version for each instruction set and the loader picks; operations are lane
  * by lane, so results are the same bits on all. Sanitizers run before the loader's choice is made,
@@ -67,15 +70,15 @@ void matrix_set_row(struct matrix *matrix, uint32_t out, const float *row)
 static inline __attribute__((always_inline)) void panel_multiply(const float *panel, uint32_t nr_in,
 	const float *x, uint32_t nr_rows, float sums[ROWS][PANEL])
 {
-	lanes acc[ROWS][PANEL / LANES] = {0};
+	quad acc[ROWS][PANEL / QUAD] = {0};
 
 	for (uint32_t i = 0; i < nr_in; i++) {
-		const lanes *w = (const lanes *)(panel + (size_t)i * PANEL);
+		const quad *w = (const quad *)(panel + (size_t)i * PANEL);
 
 		for (uint32_t t = 0; t < nr_rows; t++) {
 			float value = x[(size_t)t * nr_in + i];
 
-			for (uint32_t v = 0; v < PANEL / LANES; v++)
+			for (uint32_t v = 0; v < PANEL / QUAD; v++)
 				acc[t][v] += value * w[v];
 		}
 	}
@@ -83,13 +86,13 @@ static inline __attribute__((always_inline)) void panel_multiply(const float *pa
 		memcpy(sums[t], acc[t], sizeof(acc[t]));
 }
 
-CLONES static void panel_times_4(
+static void panel_times_4(
 	const float *panel, uint32_t nr_in, const float *x, float sums[ROWS][PANEL])
 {
 	panel_multiply(panel, nr_in, x, 4, sums);
 }
 
-CLONES static void panel_times_1(
+static void panel_times_1(
 	const float *panel, uint32_t nr_in, const float *x, float sums[ROWS][PANEL])
 {
 	panel_multiply(panel, nr_in, x, 1, sums);

@@ -40,8 +40,8 @@ was_too_early() { grep -qE '(joining the other ranks|creating an exchange|a stor
 # then, or too late, and is made in a longer run
 strike_in_time() {
 	ticks=$2
-	repeat=4
-	until strike "$1" "$ticks" "$repeat" || [ "$repeat" -ge 64 ] || [ "$ticks" -ge 2000 ]; do
+	repeat=8
+	until strike "$1" "$ticks" "$repeat" || [ "$repeat" -ge 512 ] || [ "$ticks" -ge 2000 ]; do
 		if was_too_early; then ticks=$((ticks * 2)); else repeat=$((repeat * 2)); fi
 	done
 }

@@ -47,7 +47,7 @@ strike() {
 
 seed=$SEED
 rank=$((seed % 4))
-strike_in_time $rank $((8 + seed * 7 % 30))
+strike_in_time $rank $((4 + seed * 7 % 15))
 [ $code -eq 0 ] || bad "exit code $code when rank $rank died"
 grep -q "rank $rank died; " "$tmp/out" || bad "rank $rank is not named"
 grep -q "rank $rank joined" "$tmp/out" || bad "rank $rank has not joined"

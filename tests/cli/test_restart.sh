@@ -30,7 +30,7 @@ strike() {
 once() {
 	rank=$((seed / 2 % 4))
 	copies=$((1 + seed % 2))
-	strike_in_time $rank $((8 + seed * 7 % 30))
+	strike_in_time $rank $((4 + seed * 7 % 15))
 	[ $code -eq 0 ] || bad "exit code $code when rank $rank died"
 	grep -q "rank $rank joined" "$tmp/out" || bad "rank $rank has not joined"
 	grep -q "rank $rank died; " "$tmp/out" || bad "rank $rank is not named"
