@@ -121,6 +121,7 @@ void warps_reset(void);
 /* A turn of a warp; false: none can run. */
 bool warps_turn(void);
 bool warps_idle(void); /* all of them have polled for a while, and nothing has happened */
+void block_lets_next(struct operation *op);
 void block_ended(struct emulated_block *block); /* processes.c */
 void processes_open(const char *path);
 bool processes_several(void); /* ranks may be processes */

@@ -329,6 +329,12 @@ static void advance(struct emulated_stream *stream)
 			launch(op->next);
 }
 
+void block_lets_next(struct operation *op)
+{
+	if (++op->nr_let == op->nr_blocks)
+		changed = true;
+}
+
 void block_ended(struct emulated_block *block)
 {
 	struct operation *op = block->launch;
@@ -344,7 +350,7 @@ void block_ended(struct emulated_block *block)
 		stream->free_lanes = lane;
 	}
 	if (!block->has_let)
-		op->nr_let++;
+		block_lets_next(op);
 	free(block->warps);
 	shared_give(block->shared, op->shared_bytes);
 	free(block);

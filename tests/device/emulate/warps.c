@@ -311,7 +311,7 @@ void emulated_let_next_start(void)
 	if (emulated_settings()->code < 90 || block->has_let)
 		return;
 	block->has_let = 1;
-	block->launch->nr_let++;
+	block_lets_next(block->launch);
 }
 
 void emulated_wait_for_previous(void)
