@@ -460,10 +460,10 @@ struct tern_moe_config {
 	uint32_t masks; /* not 0: tern_moe_mask may be called. Low latency on the CPU, not elastic,
 			   replica_ranks 1, no plans. Room for results is then for each rank by
 			   itself: address space, as it is touched as before */
-	uint32_t replicas;  /* enum tern_replicas */
-	uint32_t gate_rows; /* devices, in high throughput of one node: 64 or 128: kernels may read
-			       received rows while others still come, in tiles of so many rows of
-			       an expert: see "gates". 0: they may not */
+	uint32_t replicas;     /* enum tern_replicas */
+	uint32_t gate_rows;    /* devices: 64 or 128: kernels may read received rows while others
+				  still come, in tiles of so many rows of an expert: see "gates". 0:
+				  they may not */
 	uint32_t late_weights; /* not 0: with TERN_REDUCE_EXPERT a combine is given topk_weights, or
 				  is unweighted: they go to the experts' ranks ahead of the sums,
 				  and its first half waits for those of others. Devices of one

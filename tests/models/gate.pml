@@ -8,6 +8,7 @@
  *              the plan's, which has ended before the round begins
  *              FAR=1: between nodes, each row is a run of its own (groups.cuh). The head and the runs land and are reported in any order; the proxy stores which runs have come, then the head's
  *              epoch; a warp that has seen the epoch passes on which have come, until all have; the others copy rows out of landing
+ *              HOPS=1, with FAR: the landing is a gateway's, and which of its runs have come its own to know; it stores the row in its place here, and a mark behind it, for which a warp waits
  *   reader     may run from when the dispatch has begun its round; waits for counts and for the tile; ends behind a wait for the dispatch's end
  *   maker      may run from when the reader has begun; waits for the reader's end, lets the combine start, stores y and marks its tile
  *   ending     a gated combine; or a release, behind the maker's end; then the next round
@@ -155,6 +156,24 @@ end:	do
 	od
 }
 
+#ifdef HOPS
+byte mark[2];
+
+proctype gateway(byte r; byte i)
+{
+#ifndef BREAK_RUN_NOT_WAITED
+	passed_on[i] == r;
+#endif
+#ifdef BREAK_MARK_FIRST
+	mark[i] = r;
+	row[i] = landing[i];
+#else
+	row[i] = landing[i];
+	mark[i] = r;
+#endif
+}
+#endif
+
 proctype collector(byte r)
 {
 	byte seen;
@@ -184,14 +203,24 @@ proctype warp(byte r; byte i)
 #ifdef FAR
 	if
 	:: i < nr[r] ->
+#ifdef HOPS
+		run gateway(r, i);
+#ifndef BREAK_MARK_NOT_WAITED
+		mark[i] == r;
+#endif
+#else
 #ifndef BREAK_RUN_NOT_WAITED
 		passed_on[i] == r;
+#endif
 #endif
 	:: else
 	fi;
 #endif
 	if
 	:: i < nr[r] ->
+#ifdef HOPS
+		ready++;
+#else
 #ifdef BREAK_COUNTED_EARLY
 		ready++;
 		row[i] = r;
@@ -202,6 +231,7 @@ proctype warp(byte r; byte i)
 		row[i] = r;
 #endif
 		ready++;
+#endif
 #endif
 	:: else
 	fi;

@@ -376,6 +376,10 @@ for broken in ALL_AT_HEAD EPOCH_FIRST REPORTED_FIRST RUN_NOT_WAITED COUNTED_EARL
 	expect asserts gate -DFAR -DROUNDS=2 -DBREAK_$broken
 done
 expect hangs gate -DFAR -DROUNDS=2 -DBREAK_NOTHING_ADDED
+expect_large holds gate -DFAR -DHOPS -DROUNDS=1
+for broken in MARK_FIRST MARK_NOT_WAITED RUN_NOT_WAITED REPORTED_FIRST; do
+	expect asserts gate -DFAR -DHOPS -DROUNDS=2 -DBREAK_$broken
+done
 
 # GPUs: tiles of a layer beside its dispatch
 expect holds deal

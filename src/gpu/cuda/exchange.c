@@ -18,7 +18,9 @@ static int upload_internode(struct device_exchange *x, const struct device_plan 
 	uint64_t tables = align_up(nr * sizeof(*x->internode), 256),
 		 internode = nr ? plan->internode->nr_internode : 0,
 		 results = align_up(high * internode * c->max_tokens * sizeof(uint32_t), 256),
-		 going = align_up(internode * internode_going_words(c->max_tokens) * 16, 256),
+		 going = align_up(internode * internode_going_words(c->max_tokens) * 16 *
+					  (high && c->gate_rows ? 2 : 1),
+			 256),
 		 numbers = align_up((uint64_t)c->max_tokens * c->topk * sizeof(uint32_t), 256),
 		 runs = align_up(internode * INTERNODE_GROUPS * sizeof(uint32_t), 256),
 		 each = results + going + numbers + runs;

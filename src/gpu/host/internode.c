@@ -107,6 +107,19 @@ static int check_homes(const tern_moe *moe)
 	return 0;
 }
 
+/* High throughput's gates are where rows go in two hops. */
+static int check_gates(const struct device_internode *internode)
+{
+	const struct tern_moe_config *c = &internode->moe->config;
+
+	if (!c->gate_rows || c->mode == TERN_LOW_LATENCY || internode->sizes.way_bytes)
+		return 0;
+	return fail(TERN_ERR_UNSUPPORTED,
+		"gate_rows is %u, and a node has more than %u ranks: in high throughput gates take "
+		"that many between nodes",
+		c->gate_rows, INTERNODE_MOST_NEIGHBOURS);
+}
+
 static int open_local(struct device_internode *internode)
 {
 	tern_moe *moe = internode->moe;
@@ -131,6 +144,7 @@ static int open_local(struct device_internode *internode)
 	}
 	rc = leave_statuses_open(&internode->leave_statuses, moe->nr_ranks);
 	rc = rc ? rc : check_homes(moe);
+	rc = rc ? rc : check_gates(internode);
 	rc = rc ? rc : open_memory(internode);
 	return rc ? rc : open_at_engine(internode);
 }

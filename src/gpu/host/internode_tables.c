@@ -9,19 +9,19 @@
 /* ---- sizes ----------------------------------------------------------------------------------- */
 
 /* Of two hops: a row crosses the network once for each node, and kernels there pass it on. Else 0.
- * The same on all ranks. It pays where some node has several. Not with gates: who passes rows on
- * takes them when all have come. */
+ * The same on all ranks. It pays where some node has several. With gates low latency's rows go
+ * straight, and high throughput's in two hops, be it to the rank that they are for. */
 static uint32_t way_bytes_of(const tern_moe *moe, int hops)
 {
 	const struct topology *t = &moe->topology;
 	uint32_t most = 0;
+	bool high = moe->config.mode == TERN_HIGH_THROUGHPUT, gated = moe->config.gate_rows;
 
 	for (uint32_t n = 0; n < t->nr_nodes; n++)
 		most = t->size[n] > most ? t->size[n] : most;
-	if (most > INTERNODE_MOST_NEIGHBOURS || hops == 1 || (!hops && most == 1) ||
-		moe->config.gate_rows)
+	if (most > INTERNODE_MOST_NEIGHBOURS || (gated ? !high : hops == 1 || (!hops && most == 1)))
 		return 0;
-	return internode_way_bytes(most, moe->config.mode == TERN_HIGH_THROUGHPUT);
+	return internode_way_bytes(most, high);
 }
 
 /* Behind all else that a dispatch message has beside its rows. */

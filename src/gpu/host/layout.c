@@ -221,12 +221,11 @@ int device_layout_init(struct device_layout *d, const struct tern_moe_config *c,
 		return fail(TERN_ERR_UNSUPPORTED,
 			"late_weights is %u; they are for ranks of one node, over NVLink",
 			c->late_weights);
-	if (c->gate_rows && ((internode && !low) || format != GPU_FLAG128))
+	if (c->gate_rows && format != GPU_FLAG128)
 		return fail(TERN_ERR_UNSUPPORTED,
-			"gate_rows is %u with %u ranks, %s; gates are for ranks of a node over "
-			"NVLink, and in low-latency mode for several such nodes",
-			c->gate_rows, l->nr_ranks,
-			format != GPU_FLAG128 ? "some without NVLink" : "some on other nodes");
+			"gate_rows is %u with %u ranks, some without NVLink; gates are for nodes "
+			"whose ranks have it",
+			c->gate_rows, l->nr_ranks);
 	if (c->gate_rows && c->x_dtype != c->dispatch_dtype && c->x_dtype != TERN_BF16)
 		return fail(TERN_ERR_UNSUPPORTED,
 			"gate_rows is %u with x_dtype %d, dispatch_dtype %d; gates are for x of "

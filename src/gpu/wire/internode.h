@@ -57,7 +57,8 @@ enum internode_part {
 
 /* Two hops: where the gateway of a source passes a row on to, by its number; a piece of 16 bytes,
  * and in high throughput behind it the row's first position on each rank of the node. Before the
- * first way stands one whose token is how many there are. */
+ * first way stands one whose token is how many there are; with gates, behind its piece, how many up
+ * to each group. */
 #define INTERNODE_WAY_BYTES 16
 #define INTERNODE_MOST_NEIGHBOURS 64 /* ranks of a node, a bit each */
 
@@ -84,9 +85,9 @@ struct internode_head {
 #define INTERNODE_GONE_OFFSET 64
 
 /* With gates rows for a rank lie, and travel, by the lowest of that rank's experts that they are
- * for: a run for each group of experts, so that tiles of the first ones begin while others' rows
- * are on their way. A row's group takes two bits in what a rank notes of its tokens (numbers.cuh).
- */
+ * for, or of the ranks' that it passes them on to: a run for each group of experts, so that tiles
+ * of the first ones begin while others' rows are on their way. A row's group takes two bits in what
+ * a rank notes of its tokens (numbers.cuh). */
 #define INTERNODE_GROUPS 4u
 
 /* Experts of a group, where a rank has so many at most. */
@@ -173,7 +174,8 @@ struct internode_table {
 	uint32_t nr_positions; /* high throughput: as many as a window has room for */
 	uint8_t *going; /* [nr_internode][words] of 16 bytes: this rank's tokens that go to each, a
 			   bit each; that are sent to each, for it or to be passed on; and the
-			   epoch. The kernels' */
+			   epoch. With gates in two hops [2][nr_internode][words]
+			   (cuda/internode/groups.cuh). The kernels' */
 	uint32_t *numbers; /* [T][K] of this rank's tokens: of the result of lane k's rank among
 			      those that come from there; the kernels' */
 	/* The kernels', apart from what others read and from each other: */

@@ -3,7 +3,7 @@
  * home tile by tile while it is made. Even seeds are high throughput's, where rounds may be over
  * their capacity, too. On emulated GPUs every step follows from a seed, and with a mistake made on
  * purpose some seed has to fail; on real ones each rank's thread makes its calls. TERN_TEST_NODES:
- * in low latency, rows of other nodes come by runs; each rank's thread, too. TERN_TEST_WITHOUT=
+ * rows of other nodes come by runs; each rank's thread, too. TERN_TEST_WITHOUT=
  * combine: all rounds are released. TERN_TEST_SEED, TERN_TEST_CASES, TERN_TEST_ROUNDS as in
  * test_schedules. */
 #include <stdio.h>
@@ -129,7 +129,7 @@ static int verify_round(struct run *run, uint32_t rank, uint64_t round)
 
 	rc = rc ? rc : tern_moe_status(r->moe);
 	if (rc == TERN_ERR_CAPACITY && run->job->config.capacity) {
-		run->abandoned++;
+		__atomic_fetch_add(&run->abandoned, 1, __ATOMIC_RELAXED);
 		return 0;
 	}
 	if (!is_idle(run, round)) {
@@ -225,7 +225,7 @@ static void body(struct rank *rank)
 
 static enum tern_mode mode_of(uint64_t seed)
 {
-	return seed % 2 || by_nodes ? TERN_LOW_LATENCY : TERN_HIGH_THROUGHPUT;
+	return seed % 2 ? TERN_LOW_LATENCY : TERN_HIGH_THROUGHPUT;
 }
 
 /* Some rounds are over it, or all, or none. */
@@ -267,6 +267,7 @@ static void draw_case(uint64_t seed, struct job *job)
 	/* Of the emulation's time. */
 	c->wait_ms = (int)devices_setting("TERN_TEST_WAIT_MS", by_nodes ? 20000 : 5000);
 	c->nr_slots = 1;
+	devices_keep_homes_together(job);
 	job->wants = false;
 	job->routing.kind = random_below(&state, 3) ? ROUTING_UNIFORM : ROUTING_ONE;
 }

@@ -14,7 +14,6 @@
  * it finds a place to go. What comes home would wait behind it in the same buffers. Floor: the
  * results' bytes over NVLink.
  */
-#include "gpu/cuda/common/gate.cuh"
 #include "gpu/cuda/common/launch.cuh"
 #include "gpu/cuda/ht/team.cuh"
 
@@ -109,19 +108,11 @@ static __device__ __forceinline__ void load_group(const struct gpu_exchange *e, 
 	}
 }
 
-/* Rows of y that this lane's head names are made, if it names one; by the warp. False: they were
- * not made in time. It has been looked at, but may have changed since, so its tile is one that
- * there is. */
+/* As await_row_of_y, before copies of them. */
 static __device__ __forceinline__ bool await_row(
 	const struct gpu_combine *c, uint32_t epoch, bool there, uint4 head)
 {
-	const struct gpu_gate *g = &c->gate;
-	uint32_t tile = UINT32_MAX;
-
-	if (there)
-		tile = head.z * g->tiles +
-		       min(g->tiles - 1, (head.x - (uint32_t)g->offsets[head.z]) >> g->row_bits);
-	if (!await_tiles(&c->exchange, g, epoch, tile))
+	if (!await_row_of_y(c, epoch, there, head))
 		return false;
 	copy_in_ready();
 	__syncwarp(); /* what one lane has acquired others copy */

@@ -4,7 +4,6 @@
 #ifndef TERN_GPU_CUDA_HT_DISPATCH_RECEIVE_CUH
 #define TERN_GPU_CUDA_HT_DISPATCH_RECEIVE_CUH
 
-#include "gpu/cuda/common/gate.cuh"
 #include "gpu/cuda/ht/dispatch_parts.cuh"
 
 /* A part of a row on its way from where it came to, its first place or an early slot, to its other
@@ -121,25 +120,6 @@ static __device__ __forceinline__ void copy_row(const struct gpu_dispatch *d,
 		if constexpr (GATED)
 			count->tile = number + 1 == w->parts ? tile : UINT32_MAX;
 	}
-}
-
-/* Where gates are: the tile of this lane's row, UINT32_MAX: none. False: a head leads to a row that
- * its expert does not have; by the warp. */
-static __device__ __forceinline__ bool tile_of_head(const struct gpu_dispatch *d, uint32_t epoch,
-	uint32_t source, uint32_t token, uint4 head, uint32_t *tile)
-{
-	bool here = head.x != UINT32_MAX, known = here && head.z != UINT32_MAX;
-	uint32_t first = known ? (uint32_t)d->out_offsets[head.z] : 0,
-		 rows = known ? d->out_counts[head.z] : 0,
-		 bad = __ballot_sync(ALL_LANES, here && head.x - first >= rows),
-		 same = __match_any_sync(ALL_LANES, head.x); /* an expert named twice has one place
-							      */
-
-	*tile = here && is_lowest_of(same) ? tile_of(&d->gate, head.z, head.x - first) : UINT32_MAX;
-	if (bad && lane_id() == __ffs(bad) - 1)
-		report_broken(&d->exchange, GPU_BROKEN_POSITION, source, token, head.x,
-			first + rows - 1, epoch);
-	return !bad;
 }
 
 /* Describes its rows, and begins to copy. tile: as tile_of_head's. */

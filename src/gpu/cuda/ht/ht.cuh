@@ -4,6 +4,7 @@
 #define TERN_GPU_CUDA_HT_HT_CUH
 
 #include "gpu/cuda/ht/kernels.h"
+#include "gpu/cuda/common/gate.cuh"
 #include "gpu/cuda/common/warp.cuh"
 #include "gpu/cuda/common/plan.cuh"
 #include "gpu/cuda/common/wait.cuh"
@@ -87,6 +88,40 @@ __device__ __forceinline__ bool check_head(const struct gpu_exchange *e, uint32_
 		report_broken(e, outside ? GPU_BROKEN_POSITION : GPU_BROKEN_LOCAL, source, token,
 			outside ? head.x : head.z, outside ? extent - 1 : e->nr_local - 1, epoch);
 	return !bad;
+}
+
+/* Where gates are: the tile of this lane's row, UINT32_MAX: none. False: a head leads to a row that
+ * its expert does not have; by the warp. */
+static __device__ __forceinline__ bool tile_of_head(const struct gpu_dispatch *d, uint32_t epoch,
+	uint32_t source, uint32_t token, uint4 head, uint32_t *tile)
+{
+	bool here = head.x != UINT32_MAX, known = here && head.z != UINT32_MAX;
+	uint32_t first = known ? (uint32_t)d->out_offsets[head.z] : 0,
+		 rows = known ? d->out_counts[head.z] : 0,
+		 bad = __ballot_sync(ALL_LANES, here && head.x - first >= rows),
+		 same = __match_any_sync(ALL_LANES, head.x); /* an expert named twice has one place
+							      */
+
+	*tile = here && is_lowest_of(same) ? tile_of(&d->gate, head.z, head.x - first) : UINT32_MAX;
+	if (bad && lane_id() == __ffs(bad) - 1)
+		report_broken(&d->exchange, GPU_BROKEN_POSITION, source, token, head.x,
+			first + rows - 1, epoch);
+	return !bad;
+}
+
+/* Rows of y that this lane's head names are made, if it names one; by the warp. False: they were
+ * not made in time. It has been looked at, but may have changed since, so its tile is one that
+ * there is. */
+static __device__ __forceinline__ bool await_row_of_y(
+	const struct gpu_combine *c, uint32_t epoch, bool there, uint4 head)
+{
+	const struct gpu_gate *g = &c->gate;
+	uint32_t tile = UINT32_MAX;
+
+	if (there)
+		tile = head.z * g->tiles +
+		       min(g->tiles - 1, (head.x - (uint32_t)g->offsets[head.z]) >> g->row_bits);
+	return await_tiles(&c->exchange, g, epoch, tile);
 }
 
 struct destination {

@@ -94,7 +94,7 @@ static __device__ __noinline__ void ring_internode_results(
 }
 
 /* All tokens that there can be, of a home and not of a source: those that did not come have no
- * bits. False: a head names what there is not. */
+ * bits. False: a head names what there is not, or with gates y was not made in time. */
 template <int Y>
 static __device__ __forceinline__ bool send_home(const struct gpu_combine *c,
 	const struct ht_exchange *h, uint32_t epoch, uint32_t number, uint32_t warp,
@@ -120,6 +120,9 @@ static __device__ __forceinline__ bool send_home(const struct gpu_combine *c,
 		if (here && !e->at_home)
 			place = word_load(numbers_from(e, source, token) + 1);
 		if (!check_number(e, epoch, source, token, place))
+			return false;
+		if (c->gate.marks && !await_row_of_y(c, epoch,
+					     head.x != UINT32_MAX && head.z != UINT32_MAX, head))
 			return false;
 		if (source == home) /* once for all of its replicas */
 			stage_results<Y>(

@@ -9,7 +9,7 @@
  */
 #include "gpu/cuda/internode/internode_ht.cuh"
 #include "gpu/cuda/common/rows.cuh"
-#include "gpu/cuda/internode/forward_ht.cuh"
+#include "gpu/cuda/internode/receive_groups_ht.cuh"
 
 /* ---- sending --------------------------------------------------------------------------------- */
 
@@ -121,10 +121,12 @@ static __device__ __forceinline__ void stage_token(const struct gpu_dispatch *d,
 		h->routes[token * e->topk + lane_id()].x = UINT32_MAX;
 }
 
-/* For its results also of a token that a replica sends. */
+/* For its results also of a token that a replica sends. GATED: rows lie by groups. */
+template <bool GATED>
 static __device__ __forceinline__ bool number_token(const struct gpu_exchange *e, uint32_t epoch,
 	uint32_t token, uint32_t nr_tokens, struct row_number *number)
 {
+	struct row_number by_group;
 	uint32_t index = token * e->topk + lane_id(),
 		 rank = lane_id() < e->topk ? e->home_routes[index].x : UINT32_MAX;
 
@@ -132,10 +134,15 @@ static __device__ __forceinline__ bool number_token(const struct gpu_exchange *e
 		return false;
 	if (lane_id() < e->topk)
 		e->internode->numbers[index] = number->result;
+	if (!GATED)
+		return true;
+	if (!find_number_by_group<false>(e, epoch, via_rank(e, rank), token, nr_tokens, &by_group))
+		return false;
+	number->row = by_group.row;
 	return true;
 }
 
-template <int X, int ND>
+template <int X, int ND, bool GATED>
 static __device__ __forceinline__ void rows_out(
 	const struct gpu_dispatch *d, const struct ht_exchange *h)
 {
@@ -148,53 +155,25 @@ static __device__ __forceinline__ void rows_out(
 	if (state.w || e->state->abandoned)
 		return;
 	note_all_going<false>(d, state.y, state.z, warp, nr_warps);
+	if (GATED)
+		note_all_groups(d, state.y, state.z, warp, nr_warps);
 	for (uint32_t token = warp; token < state.z; token += nr_warps) {
 		struct row_number number;
 
-		if (!number_token(e, state.y, token, state.z, &number))
+		if (!number_token<GATED>(e, state.y, token, state.z, &number))
 			return;
 		if (is_mine(e, token))
 			stage_token<X, ND>(d, h, state.y, token, number);
 	}
-	if (internode_last(e, nr_warps))
+	if (!internode_last(e, nr_warps))
+		return;
+	if (GATED)
+		ring_internode_groups(e, state.y, state.z);
+	else
 		ring_internode_rows(e, state.y, state.z);
 }
 
 /* ---- receiving ------------------------------------------------------------------------------- */
-
-/* False: it names what there is not. */
-static __device__ __forceinline__ bool take_token(const struct gpu_dispatch *d,
-	const struct ht_exchange *h, uint32_t epoch, uint32_t source, uint32_t token)
-{
-	const struct gpu_exchange *e = &d->exchange;
-	uint4 head = internode_token_head(e, h, source, token, epoch);
-	uint32_t same = __match_any_sync(ALL_LANES, head.x); /* an expert named twice has one place
-							      */
-	uint32_t first,
-		lanes = __ballot_sync(ALL_LANES, head.x != UINT32_MAX && is_lowest_of(same));
-	struct row_from from;
-
-	if (!check_head(e, e->state->extent, epoch, source, token, head))
-		return false;
-	if (!lanes)
-		return true;
-	first = __shfl_sync(ALL_LANES, head.x, __ffs(lanes) - 1);
-	describe_rows(d, source, token, head, first);
-	if (e->internode->two_hops) {
-		if (!await_forwarded(e, h, epoch, source, token))
-			return false;
-		from = row_in_window(d, h, first);
-		lanes &= lanes - 1;
-	} else {
-		uint32_t number = word_load(numbers_from(e, source, token));
-
-		if (!check_number(e, epoch, source, token, number))
-			return false;
-		from = row_in_landing(e, source, number);
-	}
-	copy_row_to(d, h, from, lanes, e->rank, head.x);
-	return true;
-}
 
 static __device__ __forceinline__ void rows_in(
 	const struct gpu_dispatch *d, const struct ht_exchange *h)
@@ -217,20 +196,23 @@ static __device__ __forceinline__ void rows_in(
 
 		for (uint32_t token = warp; token < nr; token += nr_warps)
 			if (sends_token(e, source, token) &&
-				!take_token(d, h, state.y, source, token))
+				!take_token<false>(d, h, state.y, source, token, NULL))
 				return;
 	}
 }
 
 namespace tern
 {
-/* One name for both ways, as profilers know a half by its name. */
-template <int ROLE, int X, int ND>
+/* One name for both ways, as profilers know a half by its name. GATED: others read rows meanwhile.
+ */
+template <int ROLE, int X, int ND, bool GATED = false>
 static __global__ void __launch_bounds__(512) dispatch_internode(
 	const __grid_constant__ struct gpu_dispatch d, const __grid_constant__ struct ht_exchange h)
 {
 	if constexpr (ROLE == GPU_SEND)
-		rows_out<X, ND>(&d, &h);
+		rows_out<X, ND, GATED>(&d, &h);
+	else if constexpr (GATED)
+		rows_in_by_group(&d, &h);
 	else
 		rows_in(&d, &h);
 }
@@ -238,8 +220,19 @@ static __global__ void __launch_bounds__(512) dispatch_internode(
 
 /* ---- launching ------------------------------------------------------------------------------- */
 
+/* Of what layers' kernels read. NULL: there is none. */
+static internode_kernel<struct gpu_dispatch> choose_gated(const struct gpu_dispatch *d)
+{
+	return d->kind == GPU_X_COPY    ? tern::dispatch_internode<GPU_SEND, GPU_X_COPY, 4, true>
+	       : d->kind == GPU_X_GIVEN ? tern::dispatch_internode<GPU_SEND, GPU_X_GIVEN, 2, true>
+	       : d->kind == GPU_X_BF16  ? tern::dispatch_internode<GPU_SEND, GPU_X_BF16, 2, true>
+					: NULL;
+}
+
 static internode_kernel<struct gpu_dispatch> choose(const struct gpu_dispatch *d)
 {
+	if (d->gate.row_bits)
+		return choose_gated(d);
 	switch (d->kind) {
 	case GPU_X_COPY:
 		return tern::dispatch_internode<GPU_SEND, GPU_X_COPY, 4>;
@@ -256,17 +249,20 @@ static internode_kernel<struct gpu_dispatch> choose(const struct gpu_dispatch *d
 }
 
 /* Rows that come are copied, whatever they are of. */
-static const internode_kernel<struct gpu_dispatch> receive_kernel =
-	tern::dispatch_internode<GPU_RECEIVE, GPU_X_COPY, 4>;
+static internode_kernel<struct gpu_dispatch> receive_kernel(const struct gpu_dispatch *d)
+{
+	return d->gate.row_bits ? tern::dispatch_internode<GPU_RECEIVE, GPU_X_COPY, 4, true>
+				: tern::dispatch_internode<GPU_RECEIVE, GPU_X_COPY, 4>;
+}
 
 cudaError_t internode_dispatch_prepare(const struct gpu_dispatch *d)
 {
-	return internode_prepare<struct gpu_dispatch>(choose(d), receive_kernel);
+	return internode_prepare<struct gpu_dispatch>(choose(d), receive_kernel(d));
 }
 
 cudaError_t internode_dispatch_launch(const struct gpu_dispatch *d, const struct ht_exchange *h,
 	const struct gpu_launch *launch, enum gpu_roles role, cudaStream_t stream)
 {
 	return internode_launch(
-		role == GPU_SEND ? choose(d) : receive_kernel, d, h, launch, stream);
+		role == GPU_SEND ? choose(d) : receive_kernel(d), d, h, launch, stream);
 }

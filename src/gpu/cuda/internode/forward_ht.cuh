@@ -145,7 +145,18 @@ __device__ __forceinline__ bool forward_high::operator()(const struct gpu_exchan
 	return true;
 }
 
-/* By a warp: the row of a token that has one here, in its first place. */
+/* By a warp: whether the row of a token that has one here is in its first place. */
+static __device__ __forceinline__ bool was_forwarded(const struct gpu_exchange *e,
+	const struct ht_exchange *h, uint32_t epoch, uint32_t source, uint32_t token)
+{
+	const uint8_t *mark = e->windows[e->rank] + mark_at(e, h, source, token);
+	bool there = __all_sync(ALL_LANES, piece_acquire(mark).w == epoch);
+
+	__syncwarp();
+	return there;
+}
+
+/* Likewise: waits until it is. */
 static __device__ __forceinline__ bool await_forwarded(const struct gpu_exchange *e,
 	const struct ht_exchange *h, uint32_t epoch, uint32_t source, uint32_t token)
 {

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Gates between nodes: rows for a rank lie, and travel, by groups of its experts, a run each, and
- * are received in that order while later runs are on their way. A row is of the group of the lowest
- * expert that it is for there. Low latency; rows go straight.
+ * are received in that order while later runs are on their way. In low latency rows go straight,
+ * and a row is of the lowest group that it has an expert of there. In high throughput rows go in
+ * two hops, by the lowest group of all ranks that the gateway passes it on to; so on each it is
+ * there with its own lowest group, or before.
  *
  *   before (release)             after (acquire)               so that
  *   internode_runs_publish,      internode_collect, of heads   plans are there; and what came of
@@ -28,8 +30,14 @@ __device__ __forceinline__ uint32_t group_of_local(const struct gpu_exchange *e,
 
 /* ---- numbers --------------------------------------------------------------------------------- */
 
-/* As note_going: x, tokens that go there; y and z, the bits of their groups. Where rows go
- * straight, those that are sent there are the same. */
+/* Of rows that are sent to an internode rank; in two hops behind note_going's, as these are what
+ * results are numbered by. */
+__device__ __forceinline__ uint32_t groups_number(const struct gpu_exchange *e, uint32_t number)
+{
+	return number + (e->internode->two_hops ? e->internode->nr_internode : 0);
+}
+
+/* As note_going: x, tokens that are sent there; y and z, the bits of their groups. */
 static __device__ __noinline__ void note_groups(
 	const struct gpu_dispatch *d, uint32_t epoch, uint32_t word, uint32_t nr_tokens)
 {
@@ -49,7 +57,8 @@ static __device__ __noinline__ void note_groups(
 						 : expert_place(&e->placement, physical),
 				 number = physical == GPU_NO_EXPERT
 						  ? UINT32_MAX
-						  : internode_number(e, place >> 16) - 1 - first,
+						  : internode_number(e, via_rank(e, place >> 16)) -
+							    1 - first,
 				 group = group_of_local(e, place & 0xffff);
 
 			for (uint32_t g = 0; g < INTERNODE_GROUPS; g++)
@@ -68,7 +77,7 @@ static __device__ __noinline__ void note_groups(
 			mine = lane_id() == i ? v : mine;
 		}
 		if (first + lane_id() < nr)
-			piece_store(going_at(e, first + lane_id(), word), mine);
+			piece_store(going_at(e, groups_number(e, first + lane_id()), word), mine);
 	}
 }
 
@@ -92,11 +101,12 @@ __device__ __forceinline__ uint32_t tokens_below_group(uint4 going, uint32_t gro
 	return going.x & (group & 2 ? ~going.z | low : ~going.z & low);
 }
 
-/* As find_number, of rows by groups; results lie by token. */
+/* As find_number, of rows by groups; results lie by token. rank: that it is sent to. */
+template <bool LOW>
 static __device__ __noinline__ bool find_number_by_group(const struct gpu_exchange *e,
 	uint32_t epoch, uint32_t rank, uint32_t token, uint32_t nr_tokens, struct row_number *found)
 {
-	uint32_t number = internode_number(e, rank),
+	uint32_t sent = internode_number(e, rank), number = sent ? groups_number(e, sent) : 0,
 		 replica = token - gpu_div(token, e->by_replicas) * e->by_replicas.d,
 		 end = gpu_ceil(nr_tokens, LANES), at = token / LANES, group, row = 0, result = 0;
 	uint4 bits[GOING_LOOKS];
@@ -104,11 +114,11 @@ static __device__ __noinline__ bool find_number_by_group(const struct gpu_exchan
 	*found = {token, token};
 	if (!__any_sync(ALL_LANES, number))
 		return true;
-	if (!await_going<true>(e, epoch, number, token, at, end, bits))
+	if (!await_going<LOW>(e, epoch, number, token, at, end, bits))
 		return false;
 	group = (bits[0].y >> token % LANES & 1) + 2 * (bits[0].z >> token % LANES & 1);
 	for (uint32_t first = 0; first < end; first += GOING_LOOKS) {
-		if (!await_going<true>(e, epoch, number, token, first, end, bits))
+		if (!await_going<LOW>(e, epoch, number, token, first, end, bits))
 			return false;
 #pragma unroll
 		for (uint32_t i = 0; i < GOING_LOOKS; i++) {
@@ -129,18 +139,60 @@ static __device__ __noinline__ bool find_number_by_group(const struct gpu_exchan
 	return true;
 }
 
-/* By one lane, when all words have come: rows of a group, or of those below it, that are sent from
- * here to that internode rank. */
-template <class Tokens>
-static __device__ __forceinline__ uint32_t count_group(
-	const struct gpu_exchange *e, uint32_t number, uint32_t nr_tokens, const Tokens &tokens)
+/* By a warp, when all words have come: of the rows that are sent from here to internode rank
+ * `number`, those up to each group. */
+static __device__ __forceinline__ uint4 count_groups(
+	const struct gpu_exchange *e, uint32_t number, uint32_t nr_tokens)
 {
-	uint32_t replica = e->rank - home_first(e, e->rank), nr = 0;
+	uint32_t replica = e->rank - home_first(e, e->rank), nr[INTERNODE_GROUPS] = {};
 
-	for (uint32_t word = 0; word * LANES < nr_tokens; word++)
-		nr += __popc(tokens(piece_load(going_at(e, number, word))) &
-			     bits_of_replica(e, word, replica, false));
-	return nr;
+	for (uint32_t word = lane_id(); word * LANES < nr_tokens; word += LANES) {
+		uint4 going = piece_load(going_at(e, groups_number(e, number), word));
+
+		going.x &= bits_of_replica(e, word, replica, false);
+#pragma unroll
+		for (uint32_t g = 0; g < INTERNODE_GROUPS; g++)
+			nr[g] += __popc(g + 1 < INTERNODE_GROUPS ? tokens_below_group(going, g + 1)
+								 : going.x);
+	}
+	__syncwarp();
+#pragma unroll
+	for (uint32_t g = 0; g < INTERNODE_GROUPS; g++)
+		nr[g] = __reduce_add_sync(ALL_LANES, nr[g]);
+	return make_uint4(nr[0], nr[1], nr[2], nr[3]);
+}
+
+/* Lane k's, of number first + k. */
+static __device__ __forceinline__ uint4 count_groups_of_ranks(
+	const struct gpu_exchange *e, uint32_t first, uint32_t nr_tokens)
+{
+	uint4 mine = make_uint4(0, 0, 0, 0);
+
+	for (uint32_t i = 0; i < LANES && first + i < e->internode->nr_internode; i++) {
+		uint4 ends = count_groups(e, first + i, nr_tokens);
+
+		mine = lane_id() == i ? ends : mine;
+	}
+	return mine;
+}
+
+__device__ __forceinline__ uint32_t end_of_group(uint4 ends, uint32_t group)
+{
+	return group == 0 ? ends.x : group == 1 ? ends.y : group == 2 ? ends.z : ends.w;
+}
+
+__device__ __forceinline__ uint32_t start_of_group(uint4 ends, uint32_t group)
+{
+	return group ? end_of_group(ends, group - 1) : 0;
+}
+
+/* Two hops: what a gateway has to know of all ways. Counted from `way`, the one before the first.
+ */
+__device__ __forceinline__ void tell_groups(
+	const struct gpu_exchange *e, uint32_t epoch, uint8_t *way, uint4 ends)
+{
+	piece_store(way, make_uint4(ends.w, 0, 0, epoch));
+	piece_store(way + INTERNODE_WAY_BYTES, ends);
 }
 
 /* By one warp, when all have stored what internode ranks get: all heads, then of each group to each
@@ -149,32 +201,41 @@ static __device__ __noinline__ void ring_internode_groups(
 	const struct gpu_exchange *e, uint32_t epoch, uint32_t nr_tokens)
 {
 	struct internode_table *internode = e->internode;
-	uint32_t begun = 0;
+	uint32_t nr = internode->nr_internode, begun = 0;
+	uint64_t bytes = internode->head_bytes[INTERNODE_DISPATCH];
+	uint4 ends = make_uint4(0, 0, 0, 0);
 
-	for (uint32_t i = lane_id(); i < internode->nr_internode; i += LANES) {
+	for (uint32_t first = 0; first < nr; first += LANES) {
+		const struct internode_rank *to = &internode->ranks[first + lane_id()];
 		uint32_t runs = 0;
 
-		for (uint32_t g = 0; g < INTERNODE_GROUPS; g++)
-			runs += count_group(e, i, nr_tokens,
-					[&](uint4 v) { return tokens_of_group(v, g); }) != 0;
-		internode_ring_head(
-			internode, &internode->ranks[i], INTERNODE_DISPATCH, epoch, runs);
-		begun += 1 + runs;
-	}
-	__syncwarp();
-	for (uint32_t g = 0; g < INTERNODE_GROUPS; g++) {
-		for (uint32_t i = lane_id(); i < internode->nr_internode; i += LANES) {
-			uint32_t first = count_group(e, i, nr_tokens,
-					 [&](uint4 v) { return tokens_below_group(v, g); }),
-				 nr = count_group(e, i, nr_tokens,
-					 [&](uint4 v) { return tokens_of_group(v, g); });
-
-			if (nr)
-				internode_ring_run(internode, &internode->ranks[i],
-					INTERNODE_DISPATCH, first, nr, g);
+		ends = count_groups_of_ranks(e, first, nr_tokens);
+		if (first + lane_id() < nr) {
+			for (uint32_t g = 0; g < INTERNODE_GROUPS; g++)
+				runs += end_of_group(ends, g) != start_of_group(ends, g);
+			if (internode->two_hops) {
+				tell_groups(e, epoch, way_to(e, to->rank, 0), ends);
+				bytes = internode->ways_offset +
+					(ends.w + 1ull) * internode->way_bytes;
+			}
+			internode_ring_head(internode, to, INTERNODE_DISPATCH, epoch, runs, bytes);
+			begun += 1 + runs;
 		}
 		__syncwarp();
 	}
+	for (uint32_t g = 0; g < INTERNODE_GROUPS; g++)
+		for (uint32_t first = 0; first < nr; first += LANES) {
+			uint32_t start, end;
+
+			if (nr > LANES)
+				ends = count_groups_of_ranks(e, first, nr_tokens);
+			start = start_of_group(ends, g);
+			end = end_of_group(ends, g);
+			if (first + lane_id() < nr && start != end)
+				internode_ring_run(internode, &internode->ranks[first + lane_id()],
+					INTERNODE_DISPATCH, start, end - start, g);
+			__syncwarp();
+		}
 	begun = __reduce_add_sync(ALL_LANES, begun);
 	if (lane_id() == 0)
 		internode_has_begun(internode, INTERNODE_DISPATCH, begun);

@@ -49,7 +49,7 @@ static __device__ __forceinline__ bool find_number_of(const struct gpu_exchange 
 	uint32_t rank, uint32_t token, uint32_t nr_tokens, struct row_number *number)
 {
 	if constexpr (GROUPED)
-		return find_number_by_group(e, epoch, rank, token, nr_tokens, number);
+		return find_number_by_group<true>(e, epoch, rank, token, nr_tokens, number);
 	return find_number<true>(e, epoch, rank, token, nr_tokens, number);
 }
 
