@@ -25,7 +25,7 @@ right() {
 
 right 2_nodes_of_2 2 4 --mode all --dtype fp8,bf16 --reduce all --uneven --drop 0.2
 [ -z "${LONG:-}${GPUS:-}" ] || right 2_nodes_of_2_layouts 2 4 --mode all --dtype fp16 --layout padded,source --spread
-right 2_nodes_of_2_gates 2 4 --mode ll --gates 64 --dtype fp8,bf16 --combine-dtype bf16 --reduce all --uneven --drop 0.2
+right 2_nodes_of_2_gates 2 4 --mode all --gates 64 --dtype fp8,bf16 --combine-dtype bf16 --reduce all --uneven --drop 0.2
 right 2_nodes_of_1 2 2 --mode all --dtype fp32 --combine-dtype fp32 --slots 2
 [ -z "${LONG:-}${GPUS:-}" ] || right 3_ranks_on_2_nodes 2 3 --mode all --dtype fp8 --x-dtype fp8 --scale ue8m0 --weights pass --routing zipf:1.2
 right 3_nodes 3 3 --mode all --dtype bytes --routing one --first-epoch 4294967292

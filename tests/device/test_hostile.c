@@ -46,6 +46,7 @@ enum words {
 	WAY,          /* two hops: of row 0, index 1, or how many there are, 0 */
 	WAY_TO,       /* likewise: which ranks of the node row 0 goes to */
 	WAY_POSITION, /* likewise: the first position on the first of them */
+	WAY_GROUP,    /* with gates: how many rows lie up to group `index` */
 	OWN_POSITION, /* of rank 1's own head */
 	OWN_EPOCH,
 	ARRIVAL, /* of a dispatch from another node: the word that the proxy makes of a head's epoch
@@ -63,7 +64,8 @@ struct attack {
 	const char *text;
 	uint32_t index;
 	bool spread, by_source, replicas, only_internode, only_near;
-	bool two_hops; /* which nodes of one rank take when they are told to */
+	bool two_hops; /* which nodes of one rank take when they are told to, or with gates */
+	bool gated;
 };
 
 struct scene {
@@ -195,6 +197,10 @@ static int strike(
 						: a->word == WAY_POSITION ? INTERNODE_WAY_BYTES
 									  : 0)),
 			a->value);
+	case WAY_GROUP:
+		return poke_word(r,
+			place(r, internode, INTERNODE_WAYS, INTERNODE_WAY_BYTES + a->index * 4ull),
+			a->value);
 	case OWN_POSITION:
 		return poke_word(r, place(r, internode, INTERNODE_HEADS, own_head), a->value);
 	case OWN_EPOCH:
@@ -317,6 +323,7 @@ static const char *run(const struct attack *a, bool internode)
 	job->config.wait_ms = 300;
 	job->config.mode = a->mode;
 	job->config.replica_ranks = a->replicas ? 2 : 1;
+	job->config.gate_rows = a->gated ? 64 : 0;
 	job->spread = a->spread;
 	if (a->word == NUMBER)
 		job->config.reduce = TERN_REDUCE_EXPERT;
@@ -360,6 +367,7 @@ static int words_at_random(bool internode)
 		a.replicas = random_below(&state, 2) && !internode; /* these have to be on one node
 								     */
 		a.two_hops = internode && random_below(&state, 2);
+		a.gated = internode && !a.by_source && random_below(&state, 2);
 		failure = run(&a, internode);
 		if (failure)
 			printf("seed %llu: %s\nrepeat: TERN_TEST_SEED=%llu TERN_TEST_CASES=2\n",
@@ -614,6 +622,35 @@ static const struct attack attacks[] = {
 			"the most",
 		.index = 1,
 		.two_hops = true},
+	{.name = "way_group",
+		.mode = HT,
+		.moment = SENT,
+		.word = WAY_GROUP,
+		.value = 5,
+		.rc = BROKEN,
+		.text = "a row's way by rank 0 that no correct peer has: 5, where 3 is the most",
+		.index = 2,
+		.two_hops = true,
+		.gated = true},
+	{.name = "way_groups",
+		.mode = HT,
+		.moment = SENT,
+		.word = WAY_GROUP,
+		.value = UINT32_MAX,
+		.rc = BROKEN,
+		.text = "4294967295, where 4 is the most",
+		.index = 3,
+		.two_hops = true,
+		.gated = true},
+	{.name = "position_gated",
+		.mode = HT,
+		.moment = SENT,
+		.word = LOCAL,
+		.value = UINT32_MAX,
+		.rc = BROKEN,
+		.text = "that no correct peer has",
+		.only_internode = true,
+		.gated = true},
 	{.name = "position_later",
 		.mode = HT,
 		.moment = RECEIVED,

@@ -51,16 +51,19 @@ struct group_receiver {
 
 /* ---- passed on ------------------------------------------------------------------------------- */
 
-/* Which of a source's rows lie up to each group. False: that cannot be. */
+/* How many of a source's rows lie up to each group. False: that cannot be. */
 static __device__ __forceinline__ bool load_group_ends(
 	const struct gpu_exchange *e, uint32_t epoch, uint32_t source, uint4 *ends)
 {
+	uint32_t most = e->max_tokens;
+
 	*ends = piece_load(part_from<true>(e, INTERNODE_WAYS, source) + INTERNODE_WAY_BYTES);
-	if (ends->x <= ends->y && ends->y <= ends->z && ends->z <= ends->w &&
-		ends->w <= e->max_tokens)
-		return true;
-	report_way(e, source, 0, ends->w, e->max_tokens, epoch);
-	return false;
+	for (uint32_t g = INTERNODE_GROUPS; g-- > 0; most = end_of_group(*ends, g))
+		if (end_of_group(*ends, g) > most) {
+			report_way(e, source, 0, end_of_group(*ends, g), most, epoch);
+			return false;
+		}
+	return true;
 }
 
 static __device__ __forceinline__ bool forward_group(
