@@ -224,6 +224,8 @@ static void close_rows(struct device_rounds *r, struct rows *rows)
 {
 	void *all[] = {rows->x, rows->scales, rows->y};
 
+	if (r->lanes[0].stream) /* whose kernels a failed round may have left */
+		r->ops->stream_wait(r->lanes[0].stream);
 	for (int i = 0; i < 3; i++)
 		if (all[i])
 			r->ops->memory_free(all[i]);
