@@ -301,6 +301,10 @@ static void exchange(struct rank *rank)
 	}
 	ranks_meet(rank);
 	copying_hold(INTERNODE_GROUPS);
+	if (rounds.moe && rounds.moe->device->internode) /* a NIC would find the other's memory gone
+							  */
+		device_internode_settle(rounds.moe->device->internode);
+	ranks_meet(rank);
 	close_rows(&rounds, &rows);
 	devices_close(rank, &rounds);
 }
