@@ -11,7 +11,6 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "exchange/layout.h"
 
 #define FLUSHED_BYTES (256u << 20)
 #define VERIFIED_ROUND (UINT64_C(1) << 38)
@@ -21,78 +20,10 @@
 
 /* ---- what the experts have ------------------------------------------------------------------- */
 
-static int passed_on(const struct layer_bench *b, int rc)
+static int fill_weights(const struct layer_bench *b, const struct layer_run *run, bool exact)
 {
-	return rc ? fail(rc, "%s", b->ops->error_text()) : 0;
-}
-
-static void free_weights(struct layer_bench *b)
-{
-	void *all[] = {b->gate_up, b->down, b->gate_up_scales, b->down_scales};
-
-	for (int i = 0; i < 4; i++)
-		if (all[i])
-			b->ops->memory_free(all[i]);
-	b->gate_up = b->down = NULL;
-	b->gate_up_scales = b->down_scales = NULL;
-	b->hidden = 0;
-}
-
-static uint64_t nr_blocks(uint32_t n)
-{
-	return (n + SCALE_BLOCK - 1) / SCALE_BLOCK;
-}
-
-static int make_weights(struct layer_bench *b, const struct layer_result *result, uint32_t nr_local)
-{
-	const struct tern_moe_config *c = &result->bench_case.job.config;
-	uint32_t inner = result->bench_case.shape->inner;
-	bool scaled = c->dispatch_dtype == TERN_FP8_E4M3;
-	uint64_t bytes = (uint64_t)nr_local * inner * c->hidden * (scaled ? 1 : 2) + 16,
-		 scales = nr_local * nr_blocks(inner) * nr_blocks(c->hidden) * sizeof(float) + 16;
-	int rc;
-
-	if (b->hidden == c->hidden && b->inner == inner && b->nr_experts == nr_local &&
-		b->scaled == scaled)
-		return 0;
-	free_weights(b);
-	rc = b->ops->memory_create(2 * bytes, (void **)&b->gate_up);
-	rc = rc ? rc : b->ops->memory_create(bytes, (void **)&b->down);
-	if (!rc && scaled)
-		rc = b->ops->memory_create(2 * scales, (void **)&b->gate_up_scales);
-	if (!rc && scaled)
-		rc = b->ops->memory_create(scales, (void **)&b->down_scales);
-	if (rc)
-		return passed_on(b, rc);
-	b->hidden = c->hidden;
-	b->inner = inner;
-	b->nr_experts = nr_local;
-	b->scaled = scaled;
-	return 0;
-}
-
-static int fill_weights(struct layer_bench *b, struct layer_run *run, bool exact)
-{
-	struct layer_fill gate_up = {.to = b->gate_up,
-		.scales = b->gate_up_scales,
-		.first_expert = (uint32_t)tern_moe_local_expert(run->rounds.moe, 0),
-		.nr_experts = b->nr_experts,
-		.nr_matrices = 2,
-		.rows = b->inner,
-		.k = b->hidden,
-		.exact = exact,
-		.seed = b->args->job.seed};
-	struct layer_fill down = gate_up;
-	int rc = b->nr_experts ? b->ops->weights(&gate_up, run->rounds.lanes[0].stream) : 0;
-
-	down.to = b->down;
-	down.scales = b->down_scales;
-	down.nr_matrices = 1;
-	down.rows = b->hidden;
-	down.k = b->inner;
-	if (!rc && b->nr_experts)
-		rc = b->ops->weights(&down, run->rounds.lanes[0].stream);
-	return passed_on(b, rc);
+	return layer_weights_fill(
+		&b->weights, exact, b->args->job.seed, run->rounds.lanes[0].stream);
 }
 
 static int make_layers(struct layer_bench *b, struct layer_run *run)
@@ -101,11 +32,7 @@ static int make_layers(struct layer_bench *b, struct layer_run *run)
 	int rc;
 
 	tern_layer_config_init(&config);
-	config.inner = b->inner;
-	config.gate_up = b->gate_up;
-	config.down = b->down;
-	config.gate_up_scales = b->gate_up_scales;
-	config.down_scales = b->down_scales;
+	layer_weights_give(&b->weights, &config);
 	if (b->args->beside_sms != UINT32_MAX)
 		config.beside_sms = b->args->beside_sms ? b->args->beside_sms : TERN_BESIDE_NEVER;
 	rc = tern_layer_create(run->rounds.moe, &config, &run->swiglu);
@@ -171,7 +98,7 @@ static int run_exact(struct layer_bench *b, struct layer_run *run, uint64_t roun
 {
 	struct device_rounds *r = &run->rounds;
 	struct device_lane *lane = &r->lanes[0];
-	uint64_t bytes = (uint64_t)job_nr_tokens(r->job, round, r->rank) * b->hidden * 2;
+	uint64_t bytes = (uint64_t)job_nr_tokens(r->job, round, r->rank) * b->weights.hidden * 2;
 	int rc = device_rounds_upload(r, 0, round); /* ids and weights */
 
 	rc = rc ? rc : wait_all(run);
@@ -193,7 +120,7 @@ static int verify_round(
 	int rc = run_exact(b, run, round);
 
 	if (!rc)
-		rc = layer_compare(r->job, b->inner, round, r->rank,
+		rc = layer_compare(r->job, b->weights.inner, round, r->rank,
 			(const uint16_t *)(void *)r->host, &r->difference);
 	if (rc > 0)
 		result->nr_compared += (uint32_t)rc;
@@ -205,12 +132,12 @@ static int verify_swiglu(struct layer_bench *b, struct layer_run *run, uint64_t 
 {
 	struct device_rounds *r = &run->rounds;
 	struct difference *d = &r->difference;
-	double far[2] = {0}, most = b->scaled ? FAR_FP8 : FAR_BF16;
+	double far[2] = {0}, most = b->weights.scaled ? FAR_FP8 : FAR_BF16;
 	int rc = run_exact(b, run, round);
 
 	if (!rc)
-		rc = layer_distance(
-			r->job, b->inner, round, r->rank, (const uint16_t *)(void *)r->host, far);
+		rc = layer_distance(r->job, b->weights.inner, round, r->rank,
+			(const uint16_t *)(void *)r->host, far);
 	if (rc >= 0 && !(far[0] <= most * most * far[1]) && !d->nr++)
 		snprintf(d->first, sizeof(d->first),
 			"layer with SwiGLU, rank %u: RMS of differences over RMS is %.3g, more "
@@ -312,7 +239,7 @@ static int run_open(struct layer_bench *b, struct layer_run *run, struct layer_r
 	if (rc)
 		return rc;
 	job_take_mode(&result->bench_case.job, r->moe);
-	rc = make_weights(b, result, (uint32_t)tern_moe_nr_local(r->moe));
+	rc = layer_weights_create(&b->weights, b->ops, r->moe, result->bench_case.shape->inner);
 	rc = rc ? rc : make_layers(b, run);
 	return device_rounds_agree(r, rc);
 }
@@ -483,7 +410,7 @@ int run_layers(const struct bench_args *args, tern_group *group, struct trace_fi
 	if (!b.rank && !args->quiet)
 		layer_report_head(&b);
 	rc = run_all(&b, results, &nr);
-	free_weights(&b);
+	layer_weights_free(&b.weights);
 	if (!b.rank && args->json && layer_report_json(&b, results, nr))
 		rc = 1;
 	free(results);

@@ -6,6 +6,7 @@
 
 #include "bench/command/args.h"
 #include "testkit/device/inside.h"
+#include "testkit/device/layer_weights.h"
 #include "testkit/layer.h"
 #include "testkit/measure.h"
 #include "tern_layer.h"
@@ -48,12 +49,8 @@ struct layer_bench {
 	int rank, nr_ranks;
 	const struct bench_device_ops *ops;
 	char device[64];
-	double memory_bytes_us; /* that this device reads, at best */
-	/* Of the last case, kept if the next one's are the same: */
-	uint32_t hidden, inner, nr_experts;
-	bool scaled;
-	uint8_t *gate_up, *down;
-	float *gate_up_scales, *down_scales;
+	double memory_bytes_us;       /* that this device reads, at best */
+	struct layer_weights weights; /* of the last case */
 };
 
 /* Of one case on this rank. */

@@ -64,7 +64,7 @@ struct layer_floor layer_floor_of(
 	const struct layer_bench *b, const struct job *job, const struct layer_rows *rows)
 {
 	bool fp8 = job->config.dispatch_dtype == TERN_FP8_E4M3;
-	double elements = 3.0 * b->hidden * b->inner, hidden = b->hidden;
+	double elements = 3.0 * b->weights.hidden * b->weights.inner, hidden = b->weights.hidden;
 	double row_bytes = fp8 ? hidden + (hidden + 127) / 128 * 4 : hidden * 2;
 	double result_bytes = hidden * 2;
 	struct layer_floor f = {

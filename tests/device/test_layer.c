@@ -11,6 +11,7 @@
 
 #include "testkit/random.h"
 #include "testkit/device/inside.h"
+#include "testkit/device/layer_weights.h"
 #include "tests/device/devices.h"
 #include "tern_layer.h"
 
@@ -27,48 +28,14 @@ struct shape {
 
 struct side {
 	struct device_rounds rounds;
-	void *weights[4]; /* gate and up, down, and their scales */
+	struct layer_weights weights;
 	tern_layer *beside, *plain;
 	uint8_t *kept;
 };
 
-static uint64_t blocks_of(uint32_t n)
-{
-	return (n + 127) / 128;
-}
-
 static int passed_on(struct side *side, int rc)
 {
 	return device_passed_on(&side->rounds, rc);
-}
-
-static int make_weights(struct side *side, const struct shape *shape)
-{
-	const struct tern_moe_config *c = &shape->job.config;
-	uint32_t nr = (uint32_t)tern_moe_nr_local(side->rounds.moe);
-	bool scaled = c->dispatch_dtype == TERN_FP8_E4M3;
-	uint64_t bytes = (uint64_t)nr * shape->inner * c->hidden * (scaled ? 1 : 2) + 16,
-		 scales = nr * blocks_of(shape->inner) * blocks_of(c->hidden) * sizeof(float) + 16;
-	struct layer_fill fill = {.nr_experts = nr,
-		.nr_matrices = 2,
-		.rows = shape->inner,
-		.k = c->hidden,
-		.first_expert = nr ? (uint32_t)tern_moe_local_expert(side->rounds.moe, 0) : 0,
-		.seed = shape->job.seed};
-	int rc = ops->memory_create(2 * bytes, &side->weights[0]);
-
-	rc = rc ? rc : ops->memory_create(bytes, &side->weights[1]);
-	rc = rc || !scaled ? rc : ops->memory_create(2 * scales, &side->weights[2]);
-	rc = rc || !scaled ? rc : ops->memory_create(scales, &side->weights[3]);
-	fill.to = side->weights[0];
-	fill.scales = side->weights[2];
-	rc = rc || !nr ? rc : ops->weights(&fill, side->rounds.lanes[0].stream);
-	fill.nr_matrices = 1;
-	fill.rows = c->hidden;
-	fill.k = shape->inner;
-	fill.to = side->weights[1];
-	fill.scales = side->weights[3];
-	return passed_on(side, rc || !nr ? rc : ops->weights(&fill, side->rounds.lanes[0].stream));
 }
 
 static int make_layers(struct side *side, const struct shape *shape)
@@ -77,11 +44,7 @@ static int make_layers(struct side *side, const struct shape *shape)
 	int rc;
 
 	tern_layer_config_init(&config);
-	config.inner = shape->inner;
-	config.gate_up = side->weights[0];
-	config.down = side->weights[1];
-	config.gate_up_scales = side->weights[2];
-	config.down_scales = side->weights[3];
+	layer_weights_give(&side->weights, &config);
 	rc = tern_layer_create(side->rounds.moe, &config, &side->plain);
 	config.beside_sms = shape->beside_sms;
 	return rc ? rc : tern_layer_create(side->rounds.moe, &config, &side->beside);
@@ -146,7 +109,10 @@ static void body(struct rank *rank)
 	side.kept = malloc(shape->job.config.max_tokens * job_y_bytes(&shape->job));
 	rc = rc || side.kept ? rc : TERN_ERR_NOMEM;
 	rc = rc ? rc : device_rounds_open(&side.rounds, rank->group, &shape->job, ops);
-	rc = rc ? rc : make_weights(&side, shape);
+	rc = rc ? rc : layer_weights_create(&side.weights, ops, side.rounds.moe, shape->inner);
+	rc = rc ? rc
+		: layer_weights_fill(
+			  &side.weights, false, shape->job.seed, side.rounds.lanes[0].stream);
 	rc = rc ? rc : make_layers(&side, shape);
 	rc = rc ? rc : device_rounds_agree(&side.rounds, wait_all(&side));
 	for (uint64_t i = 0; i < shape->nr_rounds && !rc; i++)
@@ -158,9 +124,7 @@ static void body(struct rank *rank)
 	tern_layer_destroy(side.beside);
 	tern_layer_destroy(side.plain);
 	devices_close(rank, &side.rounds);
-	for (int i = 0; i < 4; i++)
-		if (side.weights[i])
-			ops->memory_free(side.weights[i]);
+	layer_weights_free(&side.weights);
 	free(side.kept);
 }
 
