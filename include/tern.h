@@ -860,10 +860,10 @@ TERN_API int tern_count_routes(const struct tern_routes *routes);
  * A kernel that reads rows so ends, in at least one of its threads, behind a griddepcontrol.wait:
  * else what comes behind it would not be behind the dispatch. The kernel in front of a gated
  * combine lets it start (griddepcontrol.launch_dependents) when such a wait of its own is over, or
- * does not ask for it: then the combine starts behind its end. Blocks that wait for rows take no SM
- * that the dispatch needs, as its blocks are there before theirs. On ranks of one node, in low
- * latency also of several; not in TERN_BY_SOURCE and not elastic, x of BF16 or as it travels.
- * `gated` is for results of BF16. */
+ * does not ask for it: then the combine starts behind its end, as in high throughput it always does
+ * between nodes. Blocks that wait for rows take no SM that the dispatch needs, as its blocks are
+ * there before theirs. Not in TERN_BY_SOURCE and not elastic, x of BF16 or as it travels; nodes of
+ * at most 64 ranks in high throughput, if there are several. `gated` is for results of BF16. */
 struct tern_gate {
 	size_t size TERN_SIZE_OF(tern_gate); /* sizeof(struct tern_gate) */
 	uint32_t nr_local;                   /* L */

@@ -147,7 +147,7 @@ class Config:
     """CPU, low latency: Exchange.mask may be called."""
     replicas: Replicas = Replicas.AUTO
     gate_rows: int = 0
-    """Devices, low latency: 64 or 128: kernels may read rows while others still come (include/tern_device.cuh)."""
+    """Devices: 64 or 128: kernels may read rows while others still come (include/tern_device.cuh)."""
     late_weights: bool = False
     """Devices of one node, low latency, Reduce.EXPERT: topk_weights come with each combine, and go to the experts with it."""
     slots_in_turn: bool = False
