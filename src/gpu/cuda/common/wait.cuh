@@ -179,7 +179,8 @@ static __device__ __noinline__ void complain(const struct gpu_exchange *e, enum 
 
 	if (atomicExch(&e->state->complaining, 1u))
 		return;
-	if (!*(volatile uint32_t *)&c->reason) {
+	__threadfence();
+	if (!word_load(&c->reason)) {
 		c->token = token;
 		c->k = k;
 		c->id = id;
