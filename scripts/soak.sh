@@ -100,6 +100,8 @@ share emulated-hostile-address env TERN_CUDA_LIBRARY="$BUILD/address/emulated/li
 for name in unit/test_agreement unit/test_model unit/test_signal unit/test_soak exchange/test_chunks; do
 	share "${name#*/test_}-address" env ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=1 "$BUILD/address/tests/$name"
 done
+share emulated-gates-thread env TERN_CUDA_LIBRARY="$BUILD/thread/emulated/libtern_cuda.so" TERN_TEST_SEED="$seed" TERN_TEST_MODE=ht TERN_TEST_NODES=ab TERN_TRANSPORT=shm TERN_TEST_WITHOUT=combine TERN_EMULATED_GPUS=2 TERN_EMULATED_SMS=2 \
+	TERN_TEST_SHARING=1 TERN_TEST_CASES=12 TERN_TEST_ROUNDS=2 TERN_EMULATED_STORES=direct TSAN_OPTIONS="halt_on_error=1 suppressions=tests/device/emulate/tsan.supp" "$BUILD/thread/tests/emulated/test_gates"
 share emulated-mutants-thread env LONG=1 THREAD=1 BUILD="$BUILD/thread" tests/device/mutants.sh
 # All that make check has a part of.
 for name in unit/test_agreement unit/test_soak unit/test_engine_threads unit/test_engine_mixed unit/test_engine_sim unit/test_weights unit/test_weights_sim unit/test_put unit/test_ring unit/test_row_work faults/test_faults; do

@@ -7,9 +7,9 @@ export TERN_CUDA_LIBRARY=$(realpath -m "$BUILD")/emulated/libtern_cuda.so
 [ -e "$TERN_CUDA_LIBRARY" ] || { echo "$TERN_CUDA_LIBRARY is not there: make emulated"; exit 77; }
 ulimit -c 0
 
-# is_found MUTANT: what was run has come to it, and has failed.
+# is_found MUTANT: what was run has come to it, and has failed; with ThreadSanitizer, by a race.
 is_found() {
-	[ "$rc" -ne 0 ] && [ "$rc" -ne 77 ] && grep -q "left out: $1," "$tmp/err"
+	[ "$rc" -ne 0 ] && [ "$rc" -ne 77 ] && grep -q "left out: $1," "$tmp/err" && { [ -z "${THREAD:-}" ] || grep -q 'data race' "$tmp/err"; }
 }
 
 # found MUTANT SEEDS TEST [NAME=VALUE...]
@@ -27,10 +27,13 @@ if [ -n "${THREAD:-}" ]; then
 	export TERN_TEST_NODES=ab TERN_TRANSPORT=shm TERN_TEST_WITHOUT=combine TERN_EMULATED_SMS=2 TERN_TEST_SHARING=1 TERN_EMULATED_STORES=direct TERN_TEST_ROUNDS=2
 	export TSAN_OPTIONS="halt_on_error=1 suppressions=tests/device/emulate/tsan.supp"
 	# Some seeds take ten times as long as others, so these do not begin with the first.
-	found internode_await_word:word_acquire 3 test_gates TERN_TEST_SEED=2
+	found internode_await_word:word_acquire 3 test_gates TERN_TEST_MODE=ll TERN_TEST_SEED=2
 	[ -n "${LONG:-}" ] || exit "$bad"
-	found pass_on_runs:word_acquire 24 test_gates TERN_TEST_SEED=2
-	found run_has_come:word_acquire 24 test_gates TERN_TEST_NODES=aabb TERN_TEST_SEED=9
+	found pass_on_runs:word_acquire 24 test_gates TERN_TEST_MODE=ll TERN_TEST_SEED=2
+	found run_has_come:word_acquire 24 test_gates TERN_TEST_MODE=ll TERN_TEST_NODES=aabb TERN_TEST_SEED=9
+	export TERN_EMULATED_GPUS=2 TERN_TEST_MODE=ht # it follows few lanes
+	found was_forwarded:piece_acquire 24 test_gates TERN_TEST_SEED=2
+	found await_forwarded:piece_acquire 24 test_gates TERN_TEST_SEED=2
 	exit "$bad"
 fi
 found send_all:copies_done 8 test_schedules
@@ -46,4 +49,5 @@ found gate_count_rows:__syncwarp:1 8 test_gates TERN_TEST_ROUNDS=3
 found gate_count_rows:stores_before_here 8 test_gates TERN_TEST_ROUNDS=3
 found gate_count_rows:copies_done 16 test_gates TERN_TEST_ROUNDS=3
 found gate_count_rows:stores_before_here 4 test_gates TERN_TEST_NODES=aabb TERN_TRANSPORT=copying TERN_TEST_ROUNDS=3
+found 'operator():stores_before' 12 test_gates TERN_TEST_MODE=ht TERN_TEST_NODES=aabb TERN_TRANSPORT=shm TERN_TEST_ROUNDS=3 # forward_high's
 exit "$bad"

@@ -2,7 +2,8 @@
 /* Kernels behind gates: rows are copied as soon as their tile is said to be whole, and y is taken
  * home tile by tile while it is made. Even seeds are high throughput's, where rounds may be over
  * their capacity, too. On emulated GPUs every step follows from a seed, and with a mistake made on
- * purpose some seed has to fail; on real ones each rank's thread makes its calls. TERN_TEST_NODES:
+ * purpose some seed has to fail; on real ones each rank's thread makes its calls. TERN_TEST_MODE
+ * (ll, ht): all seeds are that mode's, and none is made wrong. TERN_TEST_NODES:
  * rows of other nodes come by runs; each rank's thread, too. TERN_TEST_WITHOUT=
  * combine: all rounds are released. TERN_TEST_SEED, TERN_TEST_CASES, TERN_TEST_ROUNDS as in
  * test_schedules. */
@@ -225,6 +226,10 @@ static void body(struct rank *rank)
 
 static enum tern_mode mode_of(uint64_t seed)
 {
+	const char *mode = getenv("TERN_TEST_MODE");
+
+	if (mode)
+		return strcmp(mode, "ht") ? TERN_LOW_LATENCY : TERN_HIGH_THROUGHPUT;
 	return seed % 2 ? TERN_LOW_LATENCY : TERN_HIGH_THROUGHPUT;
 }
 
@@ -329,7 +334,7 @@ int main(void)
 		return 77;
 	by_nodes = getenv("TERN_TEST_NODES");
 	by_seed = seeded_open(&seeded, MOST_SEEDED) && !by_nodes;
-	if (!by_seed)
+	if (!by_seed || getenv("TERN_TEST_MODE"))
 		return seeded_cases("gates", 30, is_bad);
 	return is_found("rows_not_waited_for", GATE_BLIND, TERN_LOW_LATENCY) |
 	       is_found("rows_not_waited_for", GATE_BLIND, TERN_HIGH_THROUGHPUT) |
