@@ -196,7 +196,7 @@ static __device__ __forceinline__ void rows_in(
 
 		for (uint32_t token = warp; token < nr; token += nr_warps)
 			if (sends_token(e, source, token) &&
-				!take_token<false>(d, h, state.y, source, token, NULL))
+				!take_token(d, h, state.y, source, token))
 				return;
 	}
 }

@@ -30,8 +30,8 @@ __device__ __forceinline__ uint32_t group_of_local(const struct gpu_exchange *e,
 
 /* ---- numbers --------------------------------------------------------------------------------- */
 
-/* Of rows that are sent to an internode rank; in two hops behind note_going's, as these are what
- * results are numbered by. */
+/* Where groups of the rows that are sent to internode rank `number` are noted: in two hops behind
+ * what note_going notes, by which results are numbered. */
 __device__ __forceinline__ uint32_t groups_number(const struct gpu_exchange *e, uint32_t number)
 {
 	return number + (e->internode->two_hops ? e->internode->nr_internode : 0);
@@ -186,8 +186,7 @@ __device__ __forceinline__ uint32_t start_of_group(uint4 ends, uint32_t group)
 	return group ? end_of_group(ends, group - 1) : 0;
 }
 
-/* Two hops: what a gateway has to know of all ways. Counted from `way`, the one before the first.
- */
+/* Two hops: what a gateway has to know of all ways, in the one before the first. */
 __device__ __forceinline__ void tell_groups(
 	const struct gpu_exchange *e, uint32_t epoch, uint8_t *way, uint4 ends)
 {

@@ -6,10 +6,9 @@
 
 #include "gpu/cuda/internode/forward_ht.cuh"
 
-/* Where its row lies, which comes in two hops: `first` is its first position. Rows that were stored
- * before it are counted before it is waited for. */
+/* As await_forwarded; with gates what was stored before is counted before it waits. */
 template <bool GATED>
-static __device__ __forceinline__ bool await_row_in_window(const struct gpu_dispatch *d,
+static __device__ __forceinline__ bool await_passed_on(const struct gpu_dispatch *d,
 	const struct ht_exchange *h, uint32_t epoch, uint32_t source, uint32_t token,
 	struct gate_stored *stored)
 {
@@ -43,7 +42,7 @@ static __device__ __forceinline__ bool take_row_of(const struct gpu_dispatch *d,
 	first = __shfl_sync(ALL_LANES, head.x, __ffs(lanes) - 1);
 	describe_rows(d, source, token, head, first);
 	if (e->internode->two_hops) {
-		if (!await_row_in_window<GATED>(d, h, epoch, source, token, stored))
+		if (!await_passed_on<GATED>(d, h, epoch, source, token, stored))
 			return false;
 		from = row_in_window(d, h, first);
 		lanes &= lanes - 1;
@@ -60,10 +59,8 @@ static __device__ __forceinline__ bool take_row_of(const struct gpu_dispatch *d,
 	return true;
 }
 
-template <bool GATED>
 static __device__ __forceinline__ bool take_token(const struct gpu_dispatch *d,
-	const struct ht_exchange *h, uint32_t epoch, uint32_t source, uint32_t token,
-	struct gate_stored *stored)
+	const struct ht_exchange *h, uint32_t epoch, uint32_t source, uint32_t token)
 {
 	const struct gpu_exchange *e = &d->exchange;
 	uint4 head = internode_token_head(e, h, source, token, epoch);
@@ -71,7 +68,7 @@ static __device__ __forceinline__ bool take_token(const struct gpu_dispatch *d,
 	if (!check_head(e, e->state->extent, epoch, source, token, head))
 		return false;
 	return !__any_sync(ALL_LANES, head.x != UINT32_MAX) ||
-	       take_row_of<GATED>(d, h, epoch, source, token, head, stored);
+	       take_row_of<false>(d, h, epoch, source, token, head, NULL);
 }
 
 #endif
