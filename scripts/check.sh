@@ -361,7 +361,7 @@ stage_thread() {
 	every thread 120 "$BUILD/thread" 'unit/test_device_ring' env TERN_TEST_DIVISOR=8 TSAN_OPTIONS=halt_on_error=1
 	emulated thread/emulated/device_nodes "$BUILD/thread" TERN_TEST_NODES=ab TERN_TRANSPORT=shm TERN_TEST_WITHOUT=_ TERN_EMULATED_SMS=2 TERN_TEST_SHARING=1 TERN_TEST_RANKS=3 TERN_TEST_CASES=1 \
 		TERN_TEST_ROUNDS=2 TERN_EMULATED_STORES=direct TSAN_OPTIONS="halt_on_error=1 suppressions=tests/device/emulate/tsan.supp" "$BUILD/thread/tests/device/test_device"
-	emulated thread/emulated/gates_nodes "$BUILD/thread" TERN_TEST_NODES=ab TERN_TRANSPORT=shm TERN_TEST_WITHOUT=combine TERN_EMULATED_SMS=2 TERN_TEST_SHARING=1 TERN_TEST_SEED=2 TERN_TEST_CASES=2 \
+	emulated thread/emulated/gates_nodes "$BUILD/thread" TERN_TEST_NODES=ab TERN_TRANSPORT=shm TERN_TEST_WITHOUT=combine TERN_EMULATED_GPUS=2 TERN_EMULATED_SMS=2 TERN_TEST_SHARING=1 TERN_TEST_SEED=12 TERN_TEST_CASES=2 \
 		TERN_TEST_ROUNDS=2 TERN_EMULATED_STORES=direct TSAN_OPTIONS="halt_on_error=1 suppressions=tests/device/emulate/tsan.supp" "$BUILD/thread/tests/emulated/test_gates"
 	test thread/emulated/mutants 240 env THREAD=1 BUILD="$BUILD/thread" tests/device/mutants.sh
 	: >"$LOGS/thread-closing"
