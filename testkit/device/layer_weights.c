@@ -21,22 +21,22 @@ int layer_weights_create(struct layer_weights *w, const struct bench_device_ops 
 	const tern_moe *moe, uint32_t inner)
 {
 	const struct tern_moe_config *c = &moe->config;
-	uint32_t nr = (uint32_t)tern_moe_nr_local(moe);
+	uint32_t nr = (uint32_t)tern_moe_nr_local(moe),
+		 first = nr ? (uint32_t)tern_moe_local_expert(moe, 0) : 0;
 	bool scaled = c->dispatch_dtype == TERN_FP8_E4M3;
 	uint64_t bytes = (uint64_t)nr * inner * c->hidden * (scaled ? 1 : 2) + 16,
 		 scales = nr * nr_blocks(inner) * nr_blocks(c->hidden) * sizeof(float) + 16;
 	int rc;
 
+	w->first_expert = first;
 	if (w->ops && w->hidden == c->hidden && w->inner == inner && w->nr_experts == nr &&
-		w->scaled == scaled) {
-		w->first_expert = nr ? (uint32_t)tern_moe_local_expert(moe, 0) : 0;
+		w->scaled == scaled)
 		return 0;
-	}
 	layer_weights_free(w);
 	*w = (struct layer_weights){.ops = ops,
 		.inner = inner,
+		.first_expert = first,
 		.nr_experts = nr,
-		.first_expert = nr ? (uint32_t)tern_moe_local_expert(moe, 0) : 0,
 		.scaled = scaled};
 	rc = ops->memory_create(2 * bytes, &w->gate_up);
 	rc = rc ? rc : ops->memory_create(bytes, &w->down);

@@ -103,6 +103,21 @@ __device__ __forceinline__ bool forward_low::operator()(const struct gpu_exchang
 	return true;
 }
 
+/* One source's rows number `row`, row + step, ... below `end`. */
+template <class Forward>
+static __device__ __forceinline__ bool forward_rows_from(const struct gpu_exchange *e,
+	uint32_t epoch, uint32_t source, uint32_t row, uint32_t step, uint32_t end,
+	const Forward &forward)
+{
+	for (; row < end; row += step) {
+		uint4 way = load_way(e, source, row + 1);
+
+		if (!check_way(e, epoch, source, row, way) || !forward(e, epoch, source, row, way))
+			return false;
+	}
+	return true;
+}
+
 /* One source's, by all receiving warps of all blocks: this is number `warp` of nr_warps. */
 template <class Forward>
 static __device__ __forceinline__ bool forward_source(const struct gpu_exchange *e, uint32_t epoch,
@@ -117,13 +132,7 @@ static __device__ __forceinline__ bool forward_source(const struct gpu_exchange 
 		report_way(e, source, 0, head.x, e->max_tokens, epoch);
 		return false;
 	}
-	for (uint32_t row = warp; row < head.x; row += nr_warps) {
-		uint4 way = load_way(e, source, row + 1);
-
-		if (!check_way(e, epoch, source, row, way) || !forward(e, epoch, source, row, way))
-			return false;
-	}
-	return true;
+	return forward_rows_from(e, epoch, source, warp, nr_warps, head.x, forward);
 }
 
 /* All sources' that this rank is gateway of, when their messages have come. False: a way is none.

@@ -201,7 +201,6 @@ static __device__ __noinline__ void ring_internode_groups(
 {
 	struct internode_table *internode = e->internode;
 	uint32_t nr = internode->nr_internode, begun = 0;
-	uint64_t bytes = internode->head_bytes[INTERNODE_DISPATCH];
 	uint4 ends = make_uint4(0, 0, 0, 0);
 
 	for (uint32_t first = 0; first < nr; first += LANES) {
@@ -212,12 +211,10 @@ static __device__ __noinline__ void ring_internode_groups(
 		if (first + lane_id() < nr) {
 			for (uint32_t g = 0; g < INTERNODE_GROUPS; g++)
 				runs += end_of_group(ends, g) != start_of_group(ends, g);
-			if (internode->two_hops) {
+			if (internode->two_hops)
 				tell_groups(e, epoch, way_to(e, to->rank, 0), ends);
-				bytes = internode->ways_offset +
-					(ends.w + 1ull) * internode->way_bytes;
-			}
-			internode_ring_head(internode, to, INTERNODE_DISPATCH, epoch, runs, bytes);
+			internode_ring_head(internode, to, INTERNODE_DISPATCH, epoch, runs,
+				dispatch_head_bytes(internode, ends.w));
 			begun += 1 + runs;
 		}
 		__syncwarp();

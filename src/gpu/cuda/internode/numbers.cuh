@@ -251,6 +251,15 @@ static __device__ __forceinline__ void tell_positions(const struct gpu_exchange 
 			position);
 }
 
+/* Of a dispatch message with so many rows, all that is not sparse. */
+__device__ __forceinline__ uint64_t dispatch_head_bytes(
+	const struct internode_table *internode, uint32_t nr_rows)
+{
+	return internode->two_hops
+		       ? internode->ways_offset + (nr_rows + 1ull) * internode->way_bytes
+		       : internode->head_bytes[INTERNODE_DISPATCH];
+}
+
 /* By one lane, when all words have come: rows that are sent from here to that internode rank. */
 __device__ __forceinline__ uint32_t count_going(
 	const struct gpu_exchange *e, uint32_t number, uint32_t nr_tokens)
@@ -281,9 +290,7 @@ static __device__ __noinline__ void ring_internode_rows(
 		if (internode->two_hops)
 			piece_store(way_to(e, to->rank, 0), make_uint4(nr, 0, 0, epoch));
 		internode_ring_head(internode, to, INTERNODE_DISPATCH, epoch, nr != 0,
-			internode->two_hops
-				? internode->ways_offset + (nr + 1) * internode->way_bytes
-				: internode->head_bytes[INTERNODE_DISPATCH]);
+			dispatch_head_bytes(internode, nr));
 		begun += 1 + (nr != 0);
 	}
 	begun = __reduce_add_sync(ALL_LANES, begun);

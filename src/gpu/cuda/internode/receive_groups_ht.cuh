@@ -14,21 +14,27 @@
 
 #define LATER_OF_LANE 16 /* tokens whose groups fit into a lane's word, two bits each */
 
-/* By a warp: which of its tokens to take with which group; a token is known by its number among
- * those that the warp looks at. Those beyond what it remembers are taken with the last. */
-struct later {
-	uint32_t groups; /* this lane's; 0: none, or taken */
+/* A warp's. later: which of its tokens to take with which group, this lane's share of them; 0:
+ * none, or taken. A token is known by its number among those that the warp looks at; those beyond
+ * what it remembers are taken with the last group. */
+struct group_receiver {
+	const struct gpu_dispatch *d;
+	const struct ht_exchange *h;
+	uint32_t epoch, warp, nr_warps, later;
+	struct gate_stored stored;
 };
 
-static __device__ __forceinline__ void take_later(struct later *l, uint32_t number, uint32_t group)
+static __device__ __forceinline__ void take_later(
+	struct group_receiver *r, uint32_t number, uint32_t group)
 {
 	if (lane_id() == number / LATER_OF_LANE)
-		l->groups |= group << number % LATER_OF_LANE * 2;
+		r->later |= group << number % LATER_OF_LANE * 2;
 }
 
-static __device__ __forceinline__ uint32_t group_to_take(const struct later *l, uint32_t number)
+static __device__ __forceinline__ uint32_t group_to_take(
+	const struct group_receiver *r, uint32_t number)
 {
-	uint32_t groups = __shfl_sync(ALL_LANES, l->groups, number / LATER_OF_LANE % LANES);
+	uint32_t groups = __shfl_sync(ALL_LANES, r->later, number / LATER_OF_LANE % LANES);
 
 	return number < LATER_OF_LANE * LANES ? groups >> number % LATER_OF_LANE * 2 & 3
 					      : INTERNODE_GROUPS - 1;
@@ -40,14 +46,6 @@ static __device__ __forceinline__ uint32_t group_of_head(const struct gpu_exchan
 	return __reduce_min_sync(
 		ALL_LANES, head.z < e->nr_local ? group_of_local(e, head.z) : INTERNODE_GROUPS - 1);
 }
-
-struct group_receiver {
-	const struct gpu_dispatch *d;
-	const struct ht_exchange *h;
-	uint32_t epoch, warp, nr_warps;
-	struct gate_stored stored;
-	struct later later;
-};
 
 /* ---- passed on ------------------------------------------------------------------------------- */
 
@@ -70,7 +68,6 @@ static __device__ __forceinline__ bool forward_group(
 	struct group_receiver *r, uint32_t source, uint32_t group)
 {
 	const struct gpu_exchange *e = &r->d->exchange;
-	struct forward_high forward = {r->d, r->h};
 	uint4 ends;
 	uint32_t row;
 
@@ -86,14 +83,8 @@ static __device__ __forceinline__ bool forward_group(
 		if (!internode_await_run(e, source, group, r->epoch))
 			return false;
 	}
-	for (; row < end_of_group(ends, group); row += r->nr_warps) {
-		uint4 way = load_way(e, source, row + 1);
-
-		if (!check_way(e, r->epoch, source, row, way) ||
-			!forward(e, r->epoch, source, row, way))
-			return false;
-	}
-	return true;
+	return forward_rows_from(e, r->epoch, source, row, r->nr_warps, end_of_group(ends, group),
+		forward_high{r->d, r->h});
 }
 
 static __device__ __forceinline__ bool forward_group_of_all(
@@ -120,7 +111,7 @@ static __device__ __forceinline__ bool take_in_group(
 	uint32_t of = group;
 	uint4 head;
 
-	if (group && group_to_take(&r->later, number) != group)
+	if (group && group_to_take(r, number) != group)
 		return true;
 	if (!group && number >= LATER_OF_LANE * LANES)
 		return true;
@@ -133,7 +124,7 @@ static __device__ __forceinline__ bool take_in_group(
 		of = group_of_head(e, head);
 	if (of == group)
 		return take_row_of<true>(r->d, r->h, r->epoch, source, token, head, &r->stored);
-	take_later(&r->later, number, of);
+	take_later(r, number, of);
 	return true;
 }
 
@@ -171,7 +162,7 @@ static __device__ __forceinline__ void rows_in_by_group(
 	uint32_t warp = threadIdx.x / LANES, nr_warps = blockDim.x / LANES;
 	uint4 state = *(const uint4 *)e->state;
 	struct group_receiver r = {
-		d, h, state.y, warp * gridDim.x + blockIdx.x, nr_warps * gridDim.x - 1, {}, {0}};
+		d, h, state.y, warp * gridDim.x + blockIdx.x, nr_warps * gridDim.x - 1, 0, {}};
 
 	if (word_load(&d->gate.words[GPU_GATE_ROUND])) /* as in gate_begin */
 		let_next_start();
