@@ -1,126 +1,157 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tiles that are drawn (src/gpu/cuda/layer/deal.cuh): the kernels of a layer's rounds on one stream, of which gate and up runs beside the dispatch, and down begins before gate and up has ended.
+ * Both products of a layer's experts (src/gpu/cuda/layer/deal.cuh): the kernels of its rounds on one stream, of which gate and up may run beside the dispatch, and down begins before gate and up has ended.
  *
  *   dispatch   waits for the combine ahead of it, lets gate and up start, brings rows
- *   gate, up   two blocks; block 0 zeroes what down draws from; each lets down start, takes the tile of its own number, draws others, and ends behind the dispatch's end
- *   down       two blocks, of two warps each: one lets the combine start, and draws tiles, whose weights it loads ahead; the other waits for the end of gate and up, and loads rows; block 0's zeroes what gate
- *              and up draws from
+ *   gate, up   blocks; each lets down start, takes the tile of its own number, draws others, stores each tile of h and counts it by expert; ends behind the dispatch's end
+ *   down       blocks; each lets the combine start, takes and draws tiles, and looks at an expert's count before it reads h; ends behind the end of gate and up, and the last one puts the words back
  *   combine    waits for down's end
  *
- * A kernel may start when all blocks ahead of it have let it, or have ended; its blocks start at any time from then on, as SMs become free. The words are drawn from and zeroed by atomics on one GPU, so a
- * value is that of the last one. Proves that each tile of each product is taken once in each round, and that rows of h are read when all of them are made.
+ * A kernel may start when all blocks ahead of it have let it, or have ended; its blocks start at any time from then on, as SMs become free. A round has 0 to TILES tiles, of experts with two each.
+ * A count is a release and a look an acquire, so that taking one away is a count before its store, or no look. A look may be given up, as one that takes too long is: then all is there with the end of
+ * gate and up. Proves that each tile of each product is made once in each round, that down reads what this round's gate and up has stored, and that the next round finds the words as they were.
  */
 #ifndef ROUNDS
-#define ROUNDS 3
+#define ROUNDS 2
 #endif
 #ifndef TILES
-#define TILES 4
+#define TILES 3
 #endif
+#ifndef BLOCKS
 #define BLOCKS 2
+#endif
+#define EXPERTS ((TILES + 1) / 2)
 
 #define GATE 0
 #define DOWN 1
-
-byte drawn[2];
-byte taken[2 * TILES]; /* ghost: in which round last */
-byte rounds;                               /* combines that have ended */
-byte dispatch_let, dispatch_ended, gate_let, gate_ended, down_let; /* blocks, over all rounds */
-
 #define ALL(r) (BLOCKS * (r))
 
-/* The next one is drawn before this one's weights are loaded. */
-inline take(which)
+byte drawn[2], counted[EXPERTS], ended; /* words */
+byte h[TILES];                          /* the round that stored it */
+byte nr[ROUNDS + 1];                    /* ghost: tiles */
+byte made[2 * TILES];                   /* ghost: in which round last */
+byte rounds;                            /* combines that have ended */
+byte dispatch_let, dispatch_ended, gate_let, gate_ended, down_let, down_ended; /* blocks, over all rounds */
+
+inline make(which, tile)
 {
-	do
-	:: nr < TILES ->
-		d_step {
-			next = BLOCKS + drawn[which];
-			drawn[which]++;
-		}
-		d_step {
-			assert(taken[which * TILES + nr] == r - 1); /* nobody else has, in this round */
-			taken[which * TILES + nr] = r;
-			nr = next;
-		}
-	:: else -> break
-	od
+	d_step {
+		assert(made[which * TILES + tile] != r);
+		made[which * TILES + tile] = r
+	}
 }
 
-proctype gate(byte r; byte b)
+inline draw(which, tile)
 {
-	byte nr = b, next;
+	d_step {
+		tile = BLOCKS + drawn[which];
+		drawn[which]++
+	}
+}
 
-#ifdef BREAK_LET_BEFORE_ZERO
+proctype gate(byte r; byte tile)
+{
 	gate_let++;
-	if
-	:: b == 0 -> drawn[DOWN] = 0
-	:: else
-	fi;
+	do
+	:: tile >= nr[r] -> break
+	:: else ->
+		make(GATE, tile);
+#ifdef BREAK_COUNTED_FIRST
+		counted[tile / 2]++;
+		h[tile] = r;
 #else
-	if
-	:: b == 0 -> drawn[DOWN] = 0
-	:: else
-	fi;
-	gate_let++;
+		h[tile] = r;
+		counted[tile / 2]++;
 #endif
-	take(GATE);
+		draw(GATE, tile)
+	od;
 #ifndef BREAK_ENDS_FIRST
 	dispatch_ended >= r;
 #endif
-	gate_ended++;
+	gate_ended++
 }
 
-byte down_warps; /* that have ended, over all rounds */
-
-proctype down_weights(byte r; byte b)
+/* All of an expert's tiles, the one of this number among them. */
+inline look(tile)
 {
-	byte nr = b, next;
+#ifdef BREAK_NO_LOOK
+	skip
+#else
+	if
+	:: counted[tile / 2] == (tile / 2 * 2 + 1 < nr[r] -> 2 : 1)
+	:: gate_ended == ALL(r)
+	fi
+#endif
+}
+
+inline read(tile)
+{
+	d_step {
+		assert(h[tile / 2 * 2] == r);
+		assert(tile / 2 * 2 + 1 >= nr[r] || h[tile / 2 * 2 + 1] == r)
+	}
+}
+
+proctype down(byte r; byte tile)
+{
+	byte before, i;
 
 	down_let++;
-	take(DOWN);
-	down_warps++;
-}
-
-proctype down_rows(byte r; byte b)
-{
-	byte i;
-
-#ifndef BREAK_ZERO_BEFORE_END
+#ifdef BREAK_ENDED_FIRST
+	d_step { before = ended; ended++ };
+#endif
+	do
+	:: tile >= nr[r] -> break
+	:: else ->
+		look(tile);
+		read(tile);
+		make(DOWN, tile);
+		draw(DOWN, tile)
+	od;
+#ifdef BREAK_PUT_BACK_BEFORE_END
+	skip;
+#else
 	gate_ended == ALL(r);
 #endif
+#ifndef BREAK_ENDED_FIRST
+	d_step { before = ended; ended++ };
+#endif
 	if
-	:: b == 0 -> drawn[GATE] = 0
+#ifdef BREAK_FIRST_PUTS_BACK
+	:: before == 0 ->
+#else
+	:: before == BLOCKS - 1 ->
+#endif
+		drawn[GATE] = 0;
+		drawn[DOWN] = 0;
+#ifndef BREAK_COUNTS_KEPT
+		for (i : 0 .. EXPERTS - 1) {
+			counted[i] = 0
+		}
+#endif
+		ended = 0
 	:: else
 	fi;
 	gate_ended == ALL(r);
-	d_step {
-		assert(dispatch_ended >= r);
-		i = 0;
-		do
-		:: i < TILES ->
-			assert(taken[GATE * TILES + i] == r);
-			i++
-		:: else -> break
-		od
-	}
-	down_warps++;
+	assert(dispatch_ended >= r);
+	down_ended++
 }
 
 active proctype dispatch()
 {
-	byte r = 1;
+	byte r = 1, tiles;
 
 	do
 	:: r <= ROUNDS ->
 #ifdef BREAK_LET_BEFORE_WAIT
 		r == 1 || down_let == ALL(r - 1); /* the combine has let it start */
-		dispatch_let = r;
-		rounds == r - 1;
 #else
 		rounds == r - 1;
-		dispatch_let = r;
 #endif
+		select(tiles : 0 .. TILES);
+		nr[r] = tiles;
+		dispatch_let = r;
+		rounds == r - 1;
 		dispatch_ended = r;
 		r++
 	:: else -> break
@@ -129,13 +160,14 @@ active proctype dispatch()
 
 active proctype gates()
 {
-	byte r = 1;
+	byte r = 1, i;
 
 	do
 	:: r <= ROUNDS ->
 		dispatch_let >= r;
-		run gate(r, 0);
-		run gate(r, 1);
+		for (i : 0 .. BLOCKS - 1) {
+			run gate(r, i)
+		}
 		r++
 	:: else -> break
 	od
@@ -143,15 +175,14 @@ active proctype gates()
 
 active proctype downs()
 {
-	byte r = 1;
+	byte r = 1, i;
 
 	do
 	:: r <= ROUNDS ->
 		gate_let == ALL(r);
-		run down_weights(r, 0);
-		run down_rows(r, 0);
-		run down_weights(r, 1);
-		run down_rows(r, 1);
+		for (i : 0 .. BLOCKS - 1) {
+			run down(r, i)
+		}
 		r++
 	:: else -> break
 	od
@@ -163,18 +194,14 @@ active proctype combine()
 
 	do
 	:: r <= ROUNDS ->
-		down_let >= ALL(r) && down_warps == 2 * ALL(r);
+		down_let >= ALL(r) && down_ended == ALL(r);
 		d_step {
-			i = 0;
-			do
-			:: i < TILES ->
-				assert(taken[DOWN * TILES + i] == r);
-				i++
-			:: else -> break
-			od
+			for (i : 0 .. 2 * TILES - 1) {
+				assert((made[i] == r) == (i % TILES < nr[r]))
+			}
 		}
 #ifdef WITNESS
-		assert(r < ROUNDS);
+		assert(r < ROUNDS || nr[r] < TILES);
 #endif
 		rounds = r;
 		r++

@@ -381,12 +381,13 @@ for broken in MARK_FIRST MARK_NOT_WAITED RUN_NOT_WAITED REPORTED_FIRST; do
 	expect asserts gate -DFAR -DHOPS -DROUNDS=2 -DBREAK_$broken
 done
 
-# GPUs: tiles of a layer beside its dispatch
+# GPUs: tiles of a layer's two products
 expect holds deal
 expect holds deal -DTILES=2
-expect_large holds deal -DTILES=5 -DROUNDS=4
+expect_large holds deal -DTILES=5 -DROUNDS=3
+expect_large holds deal -DBLOCKS=3
 expect asserts deal -DWITNESS
-for broken in LET_BEFORE_ZERO ZERO_BEFORE_END LET_BEFORE_WAIT ENDS_FIRST; do
+for broken in COUNTED_FIRST NO_LOOK ENDED_FIRST PUT_BACK_BEFORE_END FIRST_PUTS_BACK COUNTS_KEPT LET_BEFORE_WAIT ENDS_FIRST; do
 	expect asserts deal -DBREAK_$broken
 done
 

@@ -305,12 +305,12 @@ static void layers_begin_beside_long_reads(void **state)
 	const uint64_t deepseek = 3ull * 128 * 7168 * 2048, qwen3 = 3ull * 64 * 2048 * 768;
 
 	(void)state;
-	assert_int_equal(layer_rule_beside(TERN_LOW_LATENCY, 63, deepseek, 132), 0);
-	assert_int_equal(layer_rule_beside(TERN_LOW_LATENCY, 64, deepseek, 132), 110);
+	assert_int_equal(layer_rule_beside(TERN_LOW_LATENCY, 255, deepseek, 132), 0);
+	assert_int_equal(layer_rule_beside(TERN_LOW_LATENCY, 256, deepseek, 132), 110);
 	assert_int_equal(layer_rule_beside(TERN_LOW_LATENCY, 1024, deepseek, 132), 110);
 	assert_int_equal(layer_rule_beside(TERN_LOW_LATENCY, 1025, deepseek, 132), 0);
-	assert_int_equal(layer_rule_beside(TERN_HIGH_THROUGHPUT, 2048, deepseek, 132), 66);
-	assert_int_equal(layer_rule_beside(TERN_HIGH_THROUGHPUT, 2049, deepseek, 132), 0);
+	assert_int_equal(layer_rule_beside(TERN_HIGH_THROUGHPUT, 1024, deepseek, 132), 66);
+	assert_int_equal(layer_rule_beside(TERN_HIGH_THROUGHPUT, 1025, deepseek, 132), 0);
 	assert_int_equal(layer_rule_beside(TERN_LOW_LATENCY, 256, qwen3, 132), 0);
 }
 

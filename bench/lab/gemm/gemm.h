@@ -11,7 +11,7 @@ struct lab_experts {
 	uint32_t element_bytes;
 	uint32_t *counts;
 	uint64_t *offsets;
-	uint32_t *drawn; /* zeros; for layer_args where tiles are drawn */
+	struct layer_words *words;
 	uint8_t *x, *h, *y, *gate_up, *down;
 	float *x_scales, *h_scales, *gate_up_scales, *down_scales;
 	struct layer_args args[2]; /* of enum layer_which */

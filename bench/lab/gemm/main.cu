@@ -56,8 +56,8 @@ void lab_experts_create(const struct layer_shape *shape, struct lab_experts *e)
 	sizes = lab_sizes(e);
 	CHECK(cudaMalloc(&e->counts, shape->experts * sizeof(*e->counts)));
 	CHECK(cudaMalloc(&e->offsets, shape->experts * sizeof(*e->offsets)));
-	CHECK(cudaMalloc(&e->drawn, 2 * sizeof(*e->drawn)));
-	CHECK(cudaMemset(e->drawn, 0, 2 * sizeof(*e->drawn)));
+	CHECK(cudaMalloc(&e->words, sizeof(*e->words)));
+	CHECK(cudaMemset(e->words, 0, sizeof(*e->words)));
 	CHECK(cudaMalloc(&e->x, sizes.x));
 	CHECK(cudaMalloc(&e->h, sizes.h));
 	CHECK(cudaMalloc(&e->y, sizes.y));
@@ -71,11 +71,13 @@ void lab_experts_create(const struct layer_shape *shape, struct lab_experts *e)
 	}
 	prepare(e, LAYER_GATE_UP);
 	prepare(e, LAYER_DOWN);
+	for (struct layer_args &args : e->args)
+		args.words = e->words;
 }
 
 void lab_experts_destroy(struct lab_experts *e)
 {
-	void *all[] = {e->counts, e->offsets, e->drawn, e->x, e->h, e->y, e->gate_up, e->down,
+	void *all[] = {e->counts, e->offsets, e->words, e->x, e->h, e->y, e->gate_up, e->down,
 		e->x_scales, e->h_scales, e->gate_up_scales, e->down_scales};
 
 	for (void *p : all)
@@ -87,8 +89,9 @@ static int usage(FILE *to)
 	fprintf(to,
 		"usage: tern-lab-gemm verify [--cases N] [--seed N]\n"
 		"       tern-lab-gemm time [--preset NAME] [--ranks 2,32] [--tokens N,...]\n"
-		"                          [--rounds N] [--seed N] [--early 0] [--drawn 1]\n"
-		"                          [--clusters 1] [--json]\n"
+		"                          [--rounds N] [--seed N] [--json]\n"
+		"                          [--early PRODUCTS] [--drawn PRODUCTS] [--clusters "
+		"PRODUCTS]\n"
 		"\n"
 		"The two products of an MoE layer's experts by themselves, on one GPU (sm_90a).\n"
 		"  verify   every element against a reference, bit for bit where sums are exact,\n"
@@ -96,8 +99,10 @@ static int usage(FILE *to)
 		"  time     graph replay with a flushed L2, a line for each case: the share of one "
 		"of\n"
 		"           so many ranks of deepseek-v3, qwen3-30b-a3b, gpt-oss-120b;\n"
-		"           --drawn: blocks draw tiles, where they take every so many; --clusters: "
-		"of two\n");
+		"           PRODUCTS: none, gate-up, down, both. --early: launched so, down "
+		"unless\n"
+		"           said; --drawn: blocks draw tiles, where they take every so many;\n"
+		"           --clusters: of two\n");
 	return to == stderr ? 2 : 0;
 }
 

@@ -33,7 +33,8 @@ struct options {
 	std::vector<uint32_t> ranks, tokens;
 	uint32_t rounds, blocks;
 	uint64_t seed;
-	bool json, early, drawn, clusters;
+	bool json;
+	uint32_t early, drawn, clusters; /* products, a bit of each */
 };
 
 struct timed {
@@ -103,6 +104,11 @@ static void set_counts(struct lab_experts *e, const std::vector<uint32_t> &count
 		cudaMemcpyHostToDevice));
 }
 
+static int is_of(uint32_t products, int which)
+{
+	return (int)(products >> which & 1);
+}
+
 static void capture(struct timed *t, const struct options *o, bool empty)
 {
 	enum layer_dtype dtype = t->experts.shape.dtype;
@@ -111,11 +117,9 @@ static void capture(struct timed *t, const struct options *o, bool empty)
 	CHECK(cudaStreamBeginCapture(t->stream, cudaStreamCaptureModeThreadLocal));
 	if (empty)
 		lab_nothing(t->stream);
-	for (int which = 0; which < 2; which++)
-		t->experts.args[which].drawn = o->drawn ? t->experts.drawn : NULL;
 	for (int which = 0; which < 2 && !empty; which++) {
-		const struct layer_grid grid = {
-			o->blocks, which == LAYER_DOWN && o->early, o->clusters};
+		const struct layer_grid grid = {o->blocks, is_of(o->early, which),
+			is_of(o->drawn, which), is_of(o->clusters, which)};
 
 		CHECK(layer_launch(
 			(enum layer_which)which, dtype, &t->experts.args[which], &grid, t->stream));
@@ -314,6 +318,17 @@ static std::vector<uint32_t> numbers(const char *text)
 	return list;
 }
 
+static uint32_t products(const char *text)
+{
+	static const char *const NAMES[] = {"none", "gate-up", "down", "both"};
+
+	for (uint32_t bits = 0; bits < 4; bits++)
+		if (!strcmp(text, NAMES[bits]))
+			return bits;
+	fprintf(stderr, "tern-lab-gemm: '%s' is none of none, gate-up, down, both\n", text);
+	exit(2);
+}
+
 static int take_option(struct options *o, const char *name, const char *value)
 {
 	if (!strcmp(name, "--preset"))
@@ -327,11 +342,11 @@ static int take_option(struct options *o, const char *name, const char *value)
 	else if (!strcmp(name, "--seed"))
 		o->seed = strtoull(value, NULL, 0);
 	else if (!strcmp(name, "--early"))
-		o->early = atoi(value);
+		o->early = products(value);
 	else if (!strcmp(name, "--clusters"))
-		o->clusters = atoi(value);
+		o->clusters = products(value);
 	else if (!strcmp(name, "--drawn"))
-		o->drawn = atoi(value);
+		o->drawn = products(value);
 	else
 		return 0;
 	return 1;
@@ -339,10 +354,14 @@ static int take_option(struct options *o, const char *name, const char *value)
 
 int gemm_time(int argc, char **argv)
 {
-	struct options o = {
-		NULL, {2, 32}, {1, 8, 32, 128, 512, 4096}, 30, 0, 1, false, true, false};
+	struct options o = {};
 	int sms;
 
+	o.ranks = {2, 32};
+	o.tokens = {1, 8, 32, 128, 512, 4096};
+	o.rounds = 30;
+	o.seed = 1;
+	o.early = products("down");
 	for (int i = 0; i < argc; i++)
 		if (!strcmp(argv[i], "--json"))
 			o.json = true;

@@ -240,7 +240,33 @@ static void poison_gaps(const struct product *p, uint8_t *x)
 			CHECK(cudaMemset(x + r * pitch, POISON, pitch));
 }
 
-static void run_product(const struct product *p, struct actual *actual)
+/* Of a gate and up with as many rows, of as many outputs as this product's k. */
+static struct layer_words counted_words(const struct product *p, uint32_t outputs)
+{
+	struct layer_words words = {};
+
+	for (uint32_t e = 0; e < p->experts; e++)
+		words.h_rows[e] = p->counts[e] * ((outputs + 127) / 128);
+	return words;
+}
+
+/* Gate and up has counted its tiles, if blocks have more than one, down has put back what it was
+ * given. */
+static uint64_t check_words(const struct product *p, const struct lab_experts *e, uint32_t blocks)
+{
+	struct layer_words words, right = {};
+	uint64_t parts = 0;
+
+	for (uint32_t count : p->counts)
+		parts += (count + 127) / 128;
+	if (p->which == LAYER_GATE_UP && parts * ((p->m + 127) / 128) > blocks)
+		right = counted_words(p, p->m);
+	CHECK(cudaMemcpy(&words, e->words, sizeof(words), cudaMemcpyDeviceToHost));
+	words.drawn[LAYER_GATE_UP] = 0; /* which down puts back */
+	return memcmp(&words, &right, sizeof(words)) != 0;
+}
+
+static uint64_t run_product(const struct product *p, struct actual *actual)
 {
 	bool gate_up = p->which == LAYER_GATE_UP;
 	struct layer_shape shape = {
@@ -269,11 +295,14 @@ static void run_product(const struct product *p, struct actual *actual)
 	if (scales)
 		CHECK(cudaMemset(e.h_scales, POISON, scales));
 	CHECK(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0));
-	e.args[p->which].drawn = below(2) ? e.drawn : NULL;
 	e.args[p->which].activation = p->exact ? LAYER_LINEAR : LAYER_SWIGLU;
 	grid.blocks = below(4) ? sms : 1 + below(sms);
 	grid.early = (int)below(2);
+	grid.drawn = (int)below(2);
 	grid.clusters = grid.blocks % 2 == 0 && below(2);
+	struct layer_words words = counted_words(p, p->k);
+	if (!gate_up)
+		copy_in(e.words, &words, sizeof(words));
 	CHECK(layer_launch(p->which, p->dtype, &e.args[p->which], &grid, NULL));
 	CHECK(cudaDeviceSynchronize());
 	actual->out.resize(out_bytes);
@@ -282,7 +311,11 @@ static void run_product(const struct product *p, struct actual *actual)
 	if (scales)
 		CHECK(cudaMemcpy(
 			actual->scales.data(), e.h_scales, scales, cudaMemcpyDeviceToHost));
+	uint64_t wrong = check_words(p, &e, grid.blocks);
+	if (wrong)
+		printf("# %s: its words are wrong\n", gate_up ? "gate and up" : "down");
 	lab_experts_destroy(&e);
+	return wrong;
 }
 
 struct errors {
@@ -370,7 +403,7 @@ static void check_product(const struct product *p, struct errors *errors)
 	struct actual actual;
 	uint64_t end = 0;
 
-	run_product(p, &actual);
+	errors->wrong += run_product(p, &actual);
 	for (uint32_t e = 0; e < p->experts; e++) {
 		check_untouched(p, &actual, end, p->offsets[e], errors);
 		for (uint32_t i = 0; i < p->counts[e]; i++)

@@ -8,15 +8,17 @@
 #include "gpu/cuda/exchange_inside.h"
 #include "gpu/cuda/layer/gemm.h"
 
-/* If all ranks send as many tokens. Of an expert: with more, down early brings nothing, and 4096
- * tokens of gpt-oss-120b take 5 % longer. */
-#define MOST_EARLY_ROWS 128
-/* Of a rank: with more, clusters cost gate and up 1 to 5 %. */
+/* If all ranks send as many tokens. Of a rank: with more, clusters cost gate and up 1 to 5 %. */
 #define MOST_CLUSTERED_ROWS 2048
+/* Of an expert: with more, down's tiles that share weights are better side by side, unless they are
+ * short, of few bytes of h (docs/notebook/gpu-layer-time.md). */
+#define MOST_DRAWN_ROWS 96
+#define MOST_SHORT_BYTES 1024
 
 struct prepared {
 	struct device_layer_rows rows; /* all zeros: nothing */
 	struct layer_args args[2];     /* enum layer_which */
+	bool half; /* gate and up may have been launched, and counted, without down */
 };
 
 struct device_layer {
@@ -25,8 +27,8 @@ struct device_layer {
 	struct layer_shape shape;
 	uint32_t nr_sms;
 	int clusters_fit;
-	uint32_t *drawn;        /* [nr_slots][2], as layer_args has it; NULL: nothing runs beside */
-	struct prepared *slots; /* [nr_slots] */
+	struct layer_words *words; /* [nr_slots] */
+	struct prepared *slots;    /* [nr_slots] */
 };
 
 /* ---- what the kernels can do ----------------------------------------------------------------- */
@@ -79,16 +81,13 @@ static int check_device(const struct device_exchange *x)
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-static int make_drawn(struct device_layer *l)
+static int make_words(struct device_layer *l)
 {
-	size_t bytes = l->exchange->config.nr_slots * 2 * sizeof(*l->drawn);
-	int rc;
+	size_t bytes = l->exchange->config.nr_slots * sizeof(*l->words);
+	int rc = cuda_check(cudaMalloc((void **)&l->words, bytes), "cudaMalloc of a layer's words");
 
-	if (!l->exchange->config.gate_rows || l->config.beside_sms == TERN_BESIDE_NEVER)
-		return 0;
-	rc = cuda_check(cudaMalloc((void **)&l->drawn, bytes), "cudaMalloc of a layer's tiles");
 	return rc ? rc
-		  : cuda_check(cudaMemset(l->drawn, 0, bytes), "cudaMemset of a layer's tiles");
+		  : cuda_check(cudaMemset(l->words, 0, bytes), "cudaMemset of a layer's words");
 }
 
 int device_layer_open(struct device_exchange *x, const struct tern_layer_config *config,
@@ -125,7 +124,7 @@ int device_layer_open(struct device_exchange *x, const struct tern_layer_config 
 		.inner = config->inner,
 		.rows_max = x->positions};
 	l->clusters_fit = layer_clusters_fit(l->nr_sms);
-	rc = make_drawn(l);
+	rc = make_words(l);
 	if (rc)
 		device_layer_close(l);
 	else
@@ -135,7 +134,7 @@ int device_layer_open(struct device_exchange *x, const struct tern_layer_config 
 
 void device_layer_close(struct device_layer *l)
 {
-	(void)cudaFree(l->drawn);
+	(void)cudaFree(l->words);
 	free(l->slots);
 	free(l);
 }
@@ -182,31 +181,44 @@ static uint64_t expected_rows(const struct device_exchange *x, uint32_t slot)
 	return (uint64_t)x->slots[slot].dispatch.nr_tokens * x->config.topk;
 }
 
+static bool draws_down(const struct layer_shape *shape, uint64_t rows)
+{
+	return rows <= (uint64_t)shape->experts * MOST_DRAWN_ROWS ||
+	       shape->inner * (shape->dtype == LAYER_FP8 ? 1 : 2) <= MOST_SHORT_BYTES;
+}
+
 /* Clusters keep blocks of an early kernel side by side, as those of others are anyway. Gate and up
  * that is early, and waits for the dispatch's end, begins 1 us sooner and takes up to a tenth
- * longer (docs/notebook/gpu-layer-time.md). Down begins behind the end of gate and up, and so of
- * the dispatch: with no row here it would know of neither. */
-static int put_products(const struct device_layer *l, const struct prepared *p,
+ * longer (docs/notebook/gpu-layer-time.md). */
+static int put_products(const struct device_layer *l, struct prepared *p,
 	const struct device_call *call, bool beside)
 {
-	uint64_t rows = expected_rows(l->exchange, call->slot),
-		 early_rows = (uint64_t)l->shape.experts * MOST_EARLY_ROWS;
-	bool few = rows <= MOST_CLUSTERED_ROWS,
-	     down_early = l->exchange->early && rows <= early_rows && !beside;
+	uint64_t rows = expected_rows(l->exchange, call->slot);
+	bool early = l->exchange->early;
 	const struct layer_grid gate_up = {.blocks = l->nr_sms,
-		.early = beside && l->exchange->early,
-		.clusters = l->clusters_fit && few && !beside};
+		.early = early && beside,
+		.drawn = beside,
+		.clusters = l->clusters_fit && rows <= MOST_CLUSTERED_ROWS && !beside};
 	const struct layer_grid down = {.blocks = l->nr_sms,
-		.early = down_early,
-		.clusters = l->clusters_fit && down_early};
-	int rc = cuda_check(layer_launch(LAYER_GATE_UP, l->shape.dtype, &p->args[LAYER_GATE_UP],
-				    &gate_up, call->stream),
-		"the kernel of gate and up");
+		.early = early,
+		.drawn = draws_down(&l->shape, rows),
+		.clusters = l->clusters_fit && early};
+	struct layer_words *words = p->args[LAYER_DOWN].words;
+	int rc = p->half ? cuda_check(cudaMemsetAsync(words, 0, sizeof(*words), call->stream),
+				   "cudaMemsetAsync of a layer's words")
+			 : 0;
 
-	return rc ? rc
-		  : cuda_check(layer_launch(LAYER_DOWN, l->shape.dtype, &p->args[LAYER_DOWN], &down,
-				       call->stream),
-			    "the kernel of down");
+	p->half = true;
+	rc = rc ? rc
+		: cuda_check(layer_launch(LAYER_GATE_UP, l->shape.dtype, &p->args[LAYER_GATE_UP],
+				     &gate_up, call->stream),
+			  "the kernel of gate and up");
+	rc = rc ? rc
+		: cuda_check(layer_launch(LAYER_DOWN, l->shape.dtype, &p->args[LAYER_DOWN], &down,
+				     call->stream),
+			  "the kernel of down");
+	p->half = rc != 0;
+	return rc;
 }
 
 int device_layer_run(struct device_layer *l, const struct device_call *call,
@@ -223,7 +235,7 @@ int device_layer_run(struct device_layer *l, const struct device_call *call,
 	if (beside)
 		device_exchange_gate(l->exchange, call->slot, call->wait_ns, gate);
 	for (int which = 0; which < 2; which++)
-		p->args[which].drawn = beside ? l->drawn + 2 * call->slot : NULL;
+		p->args[which].words = l->words + call->slot;
 #ifdef TERN_TRACE
 	for (int which = 0; which < 2; which++)
 		p->args[which].marks = l->exchange->layer_trace[which];

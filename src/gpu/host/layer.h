@@ -6,16 +6,14 @@
 #include "layer/layer.h"
 
 /* SMs that a dispatch takes with gate and up beside it; 0: they are better behind it. As measured
- * on 2 x H100 and 2 x H200 (docs/benchmarks.md#layers): weights, in bytes, that take hundreds of
- * microseconds to read hide the dispatch of so many tokens; with more, products take the time. */
+ * on 2 x H200 (docs/benchmarks.md#layers): weights, in bytes, that take hundreds of microseconds to
+ * read hide the dispatch of so many tokens; with more, products take the time. */
 static inline uint32_t layer_rule_beside(
 	enum tern_mode mode, uint32_t nr_tokens, uint64_t weights, uint32_t nr_sms)
 {
-	bool low = mode == TERN_LOW_LATENCY;
-
-	if (weights < 1000000000 || nr_tokens < 64 || nr_tokens > (low ? 1024 : 2048))
+	if (weights < 1000000000 || nr_tokens < 256 || nr_tokens > 1024)
 		return 0;
-	return low ? nr_sms * 5 / 6 : nr_sms / 2;
+	return mode == TERN_LOW_LATENCY ? nr_sms * 5 / 6 : nr_sms / 2;
 }
 
 int device_layer_make(struct tern_layer *layer);

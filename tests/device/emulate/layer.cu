@@ -92,7 +92,7 @@ static __device__ float activated(const struct layer_args *a, float gate, float 
 }
 
 static __device__ void quantise_block(
-	const struct layer_args *a, uint64_t row, uint32_t block, const float *v)
+	const struct layer_args *a, uint64_t row, uint32_t block, const float *v, uint8_t *out)
 {
 	float amax = 0, factor, scale;
 
@@ -102,22 +102,36 @@ static __device__ void quantise_block(
 	factor = !(amax > 0) ? 1 : amax / 448 < 0x1p-126f ? 0x1p126f : 448 / amax;
 	a->out_scales[row * a->out_scales_pitch + block] = scale;
 	for (uint32_t i = 0; i < BLOCK; i++)
-		((uint8_t *)a->out)[row * a->out_stride + block * BLOCK + i] =
-			(uint8_t)float_to_e4m3(v[i] * factor);
+		out[i] = (uint8_t)float_to_e4m3(v[i] * factor);
+}
+
+/* Outputs m to m + nr - 1 of a row, at most a block. They are stored as a GPU stores, later. */
+static __device__ void gate_up_block(const struct layer_args *a, uint32_t expert, uint64_t row,
+	uint32_t m, uint32_t nr, bool fp8)
+{
+	float v[BLOCK];
+	alignas(16) uint8_t out[BLOCK * 2];
+	uint32_t bytes = fp8 ? 1 : 2;
+	uint8_t *to = (uint8_t *)a->out + (row * a->out_stride + m) * bytes;
+
+	for (uint32_t i = 0; i < nr; i++) {
+		v[i] = activated(a, dot(a, 2 * (uint64_t)expert, m + i, row, fp8),
+			dot(a, 2 * (uint64_t)expert + 1, m + i, row, fp8));
+		if (!fp8)
+			((uint16_t *)out)[i] = bf16_rounded(v[i]);
+	}
+	if (fp8)
+		quantise_block(a, row, m / BLOCK, v, out);
+	for (uint32_t i = 0; i < nr * bytes; i += 16)
+		row_store(to + i, *(const uint4 *)(out + i));
 }
 
 static __device__ void gate_up_row(
 	const struct layer_args *a, uint32_t expert, uint64_t row, bool fp8)
 {
-	float v[BLOCK];
-
-	for (uint32_t m = 0; m < a->m; m++) {
-		v[m % BLOCK] = activated(a, dot(a, 2 * (uint64_t)expert, m, row, fp8),
-			dot(a, 2 * (uint64_t)expert + 1, m, row, fp8));
-		if (!fp8)
-			((uint16_t *)a->out)[row * a->out_stride + m] = bf16_rounded(v[m % BLOCK]);
-		else if (m % BLOCK == BLOCK - 1)
-			quantise_block(a, row, m / BLOCK, v);
+	for (uint32_t m = 0; m < a->m; m += BLOCK) {
+		gate_up_block(a, expert, row, m, a->m - m < BLOCK ? a->m - m : BLOCK, fp8);
+		count_rows_of_h(a, expert, 1);
 	}
 }
 
@@ -161,16 +175,23 @@ static __device__ bool begin(const struct layer_args *a, enum layer_which which,
 
 	*round = beside ? tern_gate_round(&a->gate) : 0;
 	beside = beside && counts_came(a, *round);
-	if (!beside)
+	if (which == LAYER_GATE_UP && !beside)
 		wait_for_previous();
-	if (blockIdx.x == 0 && a->drawn)
-		put_back(a, which == LAYER_GATE_UP ? LAYER_DOWN : LAYER_GATE_UP);
 	return beside;
 }
 
+/* Before a row is computed: it is there. */
+static __device__ void await_row(const struct layer_args *a, enum layer_which which, bool beside,
+	uint32_t round, uint32_t expert, uint32_t within)
+{
+	if (which == LAYER_DOWN ? !rows_of_h_came(a, expert, a->by_expert.counts[expert])
+				: beside && !rows_came(a, round, expert, within, 1))
+		wait_for_previous();
+}
+
 /* A tile is as many rows as a warp has lanes, of whatever experts. */
-static __global__ void plain_layer(
-	const __grid_constant__ struct layer_args args, enum layer_which which, bool fp8)
+static __global__ void plain_layer(const __grid_constant__ struct layer_args args,
+	enum layer_which which, bool fp8, bool drawn)
 {
 	const struct layer_args *a = &args;
 	uint32_t round = 0, next;
@@ -187,17 +208,19 @@ static __global__ void plain_layer(
 		if (!__any_sync(ALL_LANES, there))
 			break;
 		next = tile_after<false>(a, which, tile);
-		if (a->drawn) {
+		if (drawn) {
 			next = lane_id() == 0 ? tile_after<true>(a, which, tile) : 0;
 			next = __shfl_sync(ALL_LANES, next, 0);
 		}
-		if (there && beside && !rows_came(a, round, expert, within, 1))
-			wait_for_previous();
-		if (there)
+		if (there) {
+			await_row(a, which, beside, round, expert, within);
 			compute_row(a, which, expert, a->by_expert.offsets[expert] + within, fp8);
+		}
 		__syncwarp();
 	}
 	wait_for_previous();
+	if (which == LAYER_DOWN)
+		put_words_back(a);
 	mark(a, MARK_END);
 }
 
@@ -246,5 +269,6 @@ cudaError_t layer_launch(enum layer_which which, enum layer_dtype dtype,
 	config.stream = stream;
 	config.attrs = &attribute;
 	config.numAttrs = grid->early ? 1 : 0;
-	return cudaLaunchKernelEx(&config, plain_layer, *args, which, dtype == LAYER_FP8);
+	return cudaLaunchKernelEx(
+		&config, plain_layer, *args, which, dtype == LAYER_FP8, grid->drawn != 0);
 }

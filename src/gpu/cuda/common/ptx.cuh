@@ -74,8 +74,6 @@ __device__ __forceinline__ uint32_t word_acquire(const void *from)
 	return v;
 }
 
-/* Adds to a word of this GPU's own memory: what this lane has stored, and what it has seen of
- * others', comes before. */
 /* All that this lane has stored, and what it has seen of others', comes before what it stores from
  * here on. */
 __device__ __forceinline__ void stores_before()

@@ -1,35 +1,84 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How kernels of a layer run beside the dispatch: which rows they wait for, and who takes which
- * tile.
+/* Who takes which tile, and which rows are waited for.
  *
- * Beside it a kernel's last blocks find no SM before the dispatch's end. With tiles dealt by number
- * their share would be left until then, so tiles are drawn: a block takes the one of its own number
- * and then whichever is next. Each product zeroes what the other one draws from:
+ * With tiles dealt by number a block that comes late, as it found no SM, keeps its share until
+ * then. So tiles can be drawn: a block takes the one of its own number and then whichever is next.
  *
- *           zeroed by     when nobody draws from it
- *   gate    down          behind the end of gate and up; the next one starts behind down's end
- *   down    gate and up   when it begins: what was ahead of it, the last down too, has ended; and
- *                         before down may start
+ * Down's blocks come when those of gate and up leave their SMs, and wait for the rows of h of one
+ * expert after the other, not for the end of gate and up:
+ *
+ *   gate and up, a block   stores a tile of h; its warps meet at `h_full`
+ *                          h_rows[expert] += the tile's rows        count_rows_of_h, a release
+ *   down, a block          h_rows[expert] == its rows x tiles       rows_of_h_came, an acquire
+ *                          reads them by tensor maps, behind the proxy's fence
+ *
+ * Where no block of gate and up has more than a tile all end at once, and down waits for that.
+ *
+ * Who is the last of down's blocks to end puts all words back (put_words_back): all have then drawn
+ * and looked for the last time, gate and up has ended, and the next one begins behind down's end.
  */
 #ifndef TERN_GPU_CUDA_LAYER_DEAL_CUH
 #define TERN_GPU_CUDA_LAYER_DEAL_CUH
 
+#include "gpu/cuda/common/warp.cuh"
 #include "gpu/cuda/layer/gemm.h"
 #include "tern_device.cuh"
 
-template <bool BESIDE>
+template <bool DRAWN>
 static __device__ __forceinline__ uint32_t tile_after(
 	const struct layer_args *args, enum layer_which which, uint32_t nr)
 {
-	return BESIDE ? gridDim.x + atomicAdd(&args->drawn[which], 1u) : nr + gridDim.x;
+	return DRAWN ? gridDim.x + atomicAdd(&args->words->drawn[which], 1u) : nr + gridDim.x;
 }
 
-/* By one thread. Whose kernel this lets start behind it sees it. */
-static __device__ __forceinline__ void put_back(
-	const struct layer_args *args, enum layer_which which)
+/* By one thread, behind a tile's stores by all. */
+static __device__ __forceinline__ void count_rows_of_h(
+	const struct layer_args *args, uint32_t expert, uint32_t rows)
 {
-	atomicExch(&args->drawn[which], 0u);
-	__threadfence();
+	tern_word_add(&args->words->h_rows[expert], rows);
+}
+
+/* Side by side, each 128 elements of its rows. */
+static __device__ __forceinline__ uint32_t tiles_of_h(uint32_t inner)
+{
+	return (inner + 127) / 128;
+}
+
+#define MOST_LOOKS (1u << 20) /* at words that gate and up leaves as it goes on */
+
+/* All `rows` of an expert, for copies that begin behind a barrier which this thread opens. False:
+ * they are not told of in time, and come with the end of gate and up. */
+static __device__ __forceinline__ bool rows_of_h_came(
+	const struct layer_args *args, uint32_t expert, uint32_t rows)
+{
+	uint32_t wanted = rows * tiles_of_h(args->k);
+
+#pragma unroll 1
+	for (uint32_t looks = 0; tern_word_acquire(&args->words->h_rows[expert]) != wanted;)
+		if (++looks == MOST_LOOKS)
+			return false;
+	tern_rows_for_copies();
+	return true;
+}
+
+/* By a warp of each of down's blocks, when the block has drawn its last tile and seen all its rows
+ * there, and gate and up has ended. */
+static __device__ __forceinline__ void put_words_back(const struct layer_args *args)
+{
+	const uint32_t nr = sizeof(struct layer_words) / sizeof(uint32_t);
+	uint32_t lane = threadIdx.x % 32, *words = (uint32_t *)args->words, before = 0;
+
+	if (lane == 0) {
+		stores_before_here();
+		before = atomicAdd(&args->words->ended, 1u);
+		stores_before_here();
+	}
+	if (__shfl_sync(~0u, before, 0) + 1 != gridDim.x)
+		return;
+	__syncwarp();
+#pragma unroll 1
+	for (uint32_t i = lane; i < nr; i += 32)
+		words[i] = 0;
 }
 
 /* Do this kernel's rows come while it runs? */

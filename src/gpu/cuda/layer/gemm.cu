@@ -167,7 +167,7 @@ static cudaError_t configure(layer_kernel_type kernel, const struct layer_grid *
 int layer_clusters_fit(uint32_t blocks)
 {
 	const layer_kernel_type kernel = layer_kernel<__nv_bfloat16, LAYER_DOWN, false>;
-	const struct layer_grid grid = {blocks, 0, 1};
+	const struct layer_grid grid = {blocks, 0, 0, 1};
 	cudaLaunchAttribute attributes[MOST_ATTRIBUTES] = {};
 	cudaLaunchConfig_t config;
 	int nr = 0;
@@ -199,7 +199,7 @@ static layer_kernel_type find_kernel(enum layer_which which, enum layer_dtype dt
 cudaError_t layer_launch(enum layer_which which, enum layer_dtype dtype,
 	const struct layer_args *args, const struct layer_grid *grid, cudaStream_t stream)
 {
-	layer_kernel_type kernel = find_kernel(which, dtype, args->drawn != NULL);
+	layer_kernel_type kernel = find_kernel(which, dtype, grid->drawn);
 	cudaLaunchAttribute attributes[MOST_ATTRIBUTES] = {};
 	cudaLaunchConfig_t config;
 	cudaError_t rc = configure(kernel, grid, attributes, &config);

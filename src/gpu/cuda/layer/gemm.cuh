@@ -9,6 +9,7 @@
  *   warps 0, 1   load weights, and rows: weights run ahead until the ring is full, whatever the
  *                rows wait for
  *   warp 2       in fp8, weights' scales
+ *   warp 3       tells down's blocks which rows of h are there (deal.cuh)
  *   warps 4..11  two warpgroups: each has 64 weights' rows of both halves
  *
  * Blocks stay, and take every gridDim.x-th tile, or draw them (deal.cuh); tiles lie by expert,
@@ -256,17 +257,18 @@ static __device__ void compute_tile(const struct layer_args *args, struct shared
 	}
 }
 
-template <class T, int WHICH, bool BESIDE>
+template <class T, int WHICH, bool DRAWN>
 static __device__ void compute(const struct layer_args *args, struct shared_memory *mine)
 {
 	const struct expert_tiles *at = mine->list.experts;
 	struct place place = {0, 0}, chunk = {0, 0}, hearing = {0, 0};
 	struct seat seat = {threadIdx.x / 128 - 1, threadIdx.x / 32 - 4, threadIdx.x % 32};
 	struct tile tile;
-	uint64_t waited = 0, tiles = 0, since = mark_clock();
+	uint64_t waited = 0, since = mark_clock();
+	uint32_t tiles = 0;
 
 	for (uint32_t nr = blockIdx.x; find_tile(args, &at, nr, &tile);
-		nr = next_tile<BESIDE>(args, mine, &hearing, ~0u, nr), tiles++)
+		nr = next_tile<DRAWN>(args, mine, &hearing, ~0u, nr), tiles++) {
 		switch (tile.width_index) {
 		case 0:
 			compute_tile<T, WHICH, 8>(
@@ -294,6 +296,12 @@ static __device__ void compute(const struct layer_args *args, struct shared_memo
 			compute_tile<T, WHICH, 128>(
 				args, mine, &tile, &seat, &place, &chunk, &waited);
 		}
+		if (WHICH == LAYER_GATE_UP) {
+			__syncwarp();
+			if (seat.lane == 0)
+				barrier_arrive(&mine->h_full[tiles % TILES_OF_H]);
+		}
+	}
 	if (threadIdx.x == 128) {
 		mark_leave(args, MARK_WAITED, waited);
 		mark_leave(args, MARK_COMPUTED, mark_clock() - since);
@@ -314,8 +322,8 @@ static __device__ void await_counts(const struct layer_args *args, struct shared
 		wait_for_kernel_before();
 }
 
-/* BESIDE: tiles are drawn, and gate and up may run beside the dispatch. */
-template <class T, int WHICH, bool BESIDE>
+/* DRAWN: tiles are, and gate and up may run beside the dispatch. */
+template <class T, int WHICH, bool DRAWN>
 static __global__ void __launch_bounds__(THREADS, 1)
 	layer_kernel(const __grid_constant__ struct layer_args args)
 {
@@ -331,42 +339,48 @@ static __global__ void __launch_bounds__(THREADS, 1)
 		for (int i = 0; i < STAGES; i++) {
 			barrier_init(&mine->full[i], 2);
 			barrier_init(&mine->empty[i], CONSUMERS / 32);
-			if (BESIDE) {
+			if (DRAWN) {
 				barrier_init(&mine->told[i], 1);
 				barrier_init(
-					&mine->heard[i], 1 + (sizeof(T) == 1) + CONSUMERS / 32);
+					&mine->heard[i], 2 + (sizeof(T) == 1) + CONSUMERS / 32);
 			}
 		}
 		for (int i = 0; i < SCALE_CHUNKS; i++) {
 			barrier_init(&mine->scaled[i], 1);
 			barrier_init(&mine->taken[i], CONSUMERS / 32);
 		}
+		for (int i = 0; i < TILES_OF_H; i++) {
+			barrier_init(&mine->h_full[i], WHICH == LAYER_GATE_UP ? CONSUMERS / 32 : 1);
+			barrier_init(&mine->h_empty[i], 1);
+		}
 		asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 		prefetch_map(&args.weights);
 	}
 	/* Counts come with gate and up's rows, and stand long since for down. */
-	if (WHICH == LAYER_GATE_UP && BESIDE)
+	if (WHICH == LAYER_GATE_UP && DRAWN)
 		await_counts(&args, mine);
 	else if (WHICH == LAYER_GATE_UP)
 		wait_for_kernel_before();
 	list_experts(&args, &mine->list);
-	if (BESIDE && WHICH == LAYER_GATE_UP && blockIdx.x == 0 && threadIdx.x == 0)
-		put_back(&args, LAYER_DOWN);
 	__syncthreads();
 	let_next_kernel_start(); /* which reads counts as well */
 	if (threadIdx.x == 0)
 		mark_leave(&args, MARK_LISTED, mark_now());
 	if (warp >= 4) {
 		take_registers<240>();
-		compute<T, WHICH, BESIDE>(&args, mine);
+		compute<T, WHICH, DRAWN>(&args, mine);
 	} else {
 		leave_registers<24>();
 		if (threadIdx.x == 0)
-			load_weights<T, WHICH, BESIDE>(&args, mine);
+			load_weights<T, WHICH, DRAWN>(&args, mine);
 		else if (threadIdx.x == 32)
-			load_rows<T, WHICH, BESIDE>(&args, mine);
+			load_rows<T, WHICH, DRAWN>(&args, mine);
 		else if (sizeof(T) == 1 && warp == 2)
-			load_scales<T, WHICH, BESIDE>(&args, mine);
+			load_scales<T, WHICH, DRAWN>(&args, mine);
+		else if (warp == 3 && WHICH == LAYER_GATE_UP)
+			tell_of_h<DRAWN>(&args, mine);
+		else if (warp == 3)
+			look_for_h<DRAWN>(&args, mine);
 	}
 }
 

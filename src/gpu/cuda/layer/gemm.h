@@ -71,6 +71,15 @@ struct layer_map {
 	uint64_t opaque[16];
 } __attribute__((aligned(64)));
 
+/* What blocks of both products tell each other, on the device: zeros before the first launch and
+ * behind the end of down. */
+struct layer_words {
+	uint32_t drawn[2]; /* tiles of each product that blocks have taken beyond their first ones
+			    */
+	uint32_t h_rows[LAYER_EXPERTS_MAX]; /* of an expert's tiles of h that are in memory */
+	uint32_t ended;                     /* blocks of down */
+};
+
 /* What a kernel takes, by value. Made once for each exchange's buffers. */
 struct layer_args {
 	struct layer_map weights;
@@ -86,9 +95,7 @@ struct layer_args {
 	uint32_t m_tiles, k_blocks;
 	enum layer_activation activation;
 	struct tern_gate gate; /* words is NULL: rows are there when the kernel before has ended */
-	uint32_t *drawn; /* [2] tiles of each product that blocks have taken beyond their first
-			    ones, zeros before the first launch; NULL: each takes every so many, by
-			    kernels that know of neither this nor gate */
+	struct layer_words *words;
 #ifdef TERN_TRACE
 	uint64_t *marks; /* NULL, or [blocks][LAYER_MARKS] */
 #endif
@@ -96,7 +103,8 @@ struct layer_args {
 
 struct layer_grid {
 	uint32_t blocks;
-	int early;    /* may load weights while the kernel before it in the stream runs still */
+	int early; /* may begin while the kernel before it in the stream runs still */
+	int drawn; /* blocks draw tiles, where they take every so many; with a gate they have to */
 	int clusters; /* of two blocks, whose tiles lie side by side: of an even number */
 };
 

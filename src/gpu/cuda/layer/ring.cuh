@@ -15,6 +15,7 @@
 #define NARROW_MAX 64 /* rows of tiles that are quantised row by row across warps */
 #define SCALE_CHUNKS 2
 #define CHUNK_BLOCKS 32u /* of k, whose weights' scales come together */
+#define TILES_OF_H 2     /* that consumers are ahead of who tells of them, or loads of who looks */
 #define OUT_WIDTH 64     /* rows that leave through shared memory at a time */
 #define OUT_PITCH 144    /* bytes of 64 bf16, and 16 against bank conflicts */
 
@@ -28,6 +29,7 @@ struct shared_memory {
 	uint64_t full[STAGES], empty[STAGES];
 	uint64_t scaled[SCALE_CHUNKS], taken[SCALE_CHUNKS];
 	struct tile_list list;
+	uint64_t h_full[TILES_OF_H], h_empty[TILES_OF_H]; /* stored and told of; there and taken */
 	uint64_t told[STAGES], heard[STAGES];
 	uint32_t drawn[STAGES]; /* tiles, by who loads weights for all others */
 	uint32_t beside, round; /* beside: rows of this round are waited for, tile by tile */

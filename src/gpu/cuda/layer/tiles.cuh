@@ -19,7 +19,8 @@ struct expert_tiles {
 struct tile_list {
 	struct expert_tiles experts[LAYER_EXPERTS_MAX + 1];
 	uint32_t tiles[LIST_WARPS], listed[LIST_WARPS]; /* of 32 experts each */
-	uint32_t parts[LIST_WARPS]; /* likewise, were they of at most 32 rows, and of 64 << 16 */
+	/* Likewise, were they of at most 32 rows, and of 64 << 16; and of 128. */
+	uint32_t parts[LIST_WARPS], whole[LIST_WARPS];
 };
 
 struct tile {
@@ -42,9 +43,12 @@ static __device__ uint32_t parts_of_rows(
 	/* Both sums in one; of more than 255 parts no block is left for each. */
 	uint32_t parts = min(parts_of(rows, 32), 255u) | min(parts_of(rows, 64), 255u) << 16;
 	uint32_t warp = threadIdx.x / 32, sum = __reduce_add_sync(~0u, parts);
+	uint32_t whole = __reduce_add_sync(~0u, min(parts_of(rows, WIDTH_MAX), 255u));
 
-	if (warp < LIST_WARPS && threadIdx.x % 32 == 0)
+	if (warp < LIST_WARPS && threadIdx.x % 32 == 0) {
 		list->parts[warp] = sum;
+		list->whole[warp] = whole;
+	}
 	__syncthreads();
 	sum = 0;
 	for (uint32_t w = 0; w < LIST_WARPS; w++)
@@ -91,6 +95,22 @@ static __device__ void list_experts(const struct layer_args *args, struct tile_l
 			(uint8_t)(rows - (parts - 1) * step), parts, sum, (uint32_t)first_row};
 	else if (threadIdx.x == LAYER_EXPERTS_MAX)
 		list->experts[place] = {0, 0, 0, 0, sum, 0};
+}
+
+static __device__ uint32_t rows_of(const struct expert_tiles *e)
+{
+	return (e->parts - 1) * e->step + e->last;
+}
+
+/* Has each block a tile of h of 128 rows at most? Gate and up and down agree on it, and then down
+ * waits for the end of gate and up, which says sooner than counts that all tiles are there. */
+static __device__ bool is_one_wave(const struct tile_list *list, uint32_t tiles_of_h)
+{
+	uint32_t sum = 0;
+
+	for (uint32_t w = 0; w < LIST_WARPS; w++)
+		sum += list->whole[w];
+	return sum * tiles_of_h <= gridDim.x;
 }
 
 /* The narrowest width that is computed and has room for so many rows. */
