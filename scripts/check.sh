@@ -216,7 +216,7 @@ stage_plain() {
 	emulated emulated/layer "$BUILD" TERN_TEST_TOTAL=8 TERN_TEST_TOKENS=12 TERN_TEST_HIDDEN=512 "$BUILD/tests/device/test_layer"
 	for name in processes handles elastic elastic-ht closing; do : >"$LOGS/emulated-$name"; done # whose turn it is, of the processes of one test
 	emulated emulated/processes "$BUILD" TERN_EMULATED_PROCESSES="$LOGS/emulated-processes" TERN_TEST_WAIT_MS=500 "$BUILD/tests/device/test_processes"
-	emulated emulated/elastic "$BUILD" TERN_EMULATED_PROCESSES="$LOGS/emulated-elastic" TERN_TEST_WAIT_MS=1500 TERN_TEST_KILLS=1 TERN_TEST_MODE=1 "$BUILD/tests/device/test_elastic"
+	emulated emulated/elastic "$BUILD" TERN_EMULATED_PROCESSES="$LOGS/emulated-elastic" TERN_TEST_WAIT_MS=1500 TERN_TEST_KILLS=1 TERN_TEST_SCENES=3 TERN_TEST_MODE=1 "$BUILD/tests/device/test_elastic"
 	emulated emulated/elastic_ht "$BUILD" TERN_EMULATED_PROCESSES="$LOGS/emulated-elastic-ht" TERN_TEST_MODE=2 TERN_TEST_SCENES=4 TERN_TEST_ONLY="*half*" "$BUILD/tests/device/test_elastic"
 	emulated emulated/closing "$BUILD" TERN_EMULATED_PROCESSES="$LOGS/emulated-closing" "$BUILD/tests/device/test_closing"
 	emulated emulated/processes_by_handles "$BUILD" TERN_FORCE_HANDLES=1 TERN_EMULATED_PROCESSES="$LOGS/emulated-handles" TERN_TEST_WAIT_MS=500 "$BUILD/tests/device/test_processes"
@@ -238,7 +238,7 @@ stage_plain() {
 	emulated emulated/device_direct "$BUILD" TERN_PROXY_AWAKE=1 TERN_TEST_NODES=aabc TERN_TRANSPORT=copying TERN_TEST_WITHOUT=_ TERN_TEST_SEED=1401 TERN_TEST_CASES=4 "$BUILD/tests/device/test_device"
 	emulated emulated/direct "$BUILD" TERN_TEST_ROUNDS=2 "$BUILD/tests/device/test_direct"
 	emulated emulated/runs "$BUILD" "$BUILD/tests/device/test_runs"
-	emulated emulated/runs_4_ranks "$BUILD" TERN_TEST_WITHOUT=rest TERN_TEST_NODES=aabb TERN_TEST_RANKS=4 "$BUILD/tests/device/test_runs"
+	emulated emulated/runs_4_ranks "$BUILD" TERN_TEST_ROUNDS=1 TERN_TEST_WITHOUT=rest TERN_TEST_NODES=aabb TERN_TEST_RANKS=4 "$BUILD/tests/device/test_runs"
 	emulated emulated/writes "$BUILD" TERN_TEST_ROUNDS=2 "$BUILD/tests/device/test_writes"
 	emulated emulated/writes_4_nodes "$BUILD" TERN_TEST_RANKS=8 TERN_TEST_NODES=aabbccdd TERN_TEST_ROUNDS=2 TERN_TEST_WITHOUT=replicas "$BUILD/tests/device/test_writes"
 	emulated emulated/device_2_nodes_of_2 "$BUILD" TERN_TEST_RANKS=4 TERN_TEST_NODES=aabb TERN_TRANSPORT=shm TERN_TEST_WITHOUT=_ TERN_TEST_SEED=74 TERN_TEST_CASES=4 "$BUILD/tests/device/test_device"

@@ -22,7 +22,7 @@ refused() {
 
 right 2_ranks 4 --ranks 2 --tokens 1,20 --dtype fp8,bf16
 right 3_ranks 2 --ranks 3 --tokens 9 --mode ll,ht --reduce home
-right beside 8 --inner 128 --ranks 2 --tokens 1,100 --dtype fp8,bf16 --mode ll,ht --gates 64 --beside 3
+right beside 4 --inner 128 --ranks 2 --tokens 70 --dtype fp8,bf16 --mode ll,ht --gates 64 --beside 3
 right beside_between_nodes 2 --inner 128 --ranks 4 --nodes 2 --tokens 20 --dtype fp8,bf16 --mode ht --gates 64 --beside 3
 right share 4 --share 4 --experts 32 --topk 6 --tokens 1,9 --mode ll,ht
 bench --ranks 2 --tokens 5 --verify --json "$tmp/json" && python3 - "$tmp/json" <<'END'
