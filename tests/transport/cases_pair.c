@@ -343,6 +343,18 @@ static void victim_side(struct side *s)
 		world_turn(&s->w);
 }
 
+/* Likewise, but it looks no more: what comes to it has no answer. */
+static void deaf_victim_side(struct side *s)
+{
+	struct transport_write write = {
+		.peer = 1 - s->who, .flags = WRITE_IMMEDIATE, .immediate = 1};
+
+	side_open(s, NULL);
+	post(&s->w, s->who, &write);
+	for (;;)
+		pause();
+}
+
 static void kill_it(pid_t pid)
 {
 	kill(pid, SIGKILL);
@@ -403,10 +415,10 @@ static void expect_death_unseen(struct side *s)
 		"the death was seen, which is better than what the table says");
 }
 
-static void run_death(const struct network *n)
+static void die(const struct network *n, void (*victim)(struct side *))
 {
 	struct side s = {.network = n, .board = board_make()};
-	pid_t pid = fork_side(n, s.board, 1, victim_side);
+	pid_t pid = fork_side(n, s.board, 1, victim);
 	struct transport_event event;
 	struct transport_write write;
 	struct transport *t;
@@ -434,6 +446,20 @@ static void run_death(const struct network *n)
 	}
 	expect_ok(t->ops->disconnect(t, 1), "disconnect");
 	peer_close(&s.w, 0);
+}
+
+static void run_death(const struct network *n)
+{
+	die(n, victim_side);
+}
+
+/* Where writes tell of it some die while the way to them is still being made. */
+static void run_death_at_first(const struct network *n)
+{
+	uint32_t nr = n->death == DEATH_ON_WRITE ? 1 + scaled(n, 3) : 1;
+
+	for (uint32_t i = 0; i < nr; i++)
+		die(n, deaf_victim_side);
 }
 
 /* After a death a new process takes the number, and everything works with it. */
@@ -483,6 +509,7 @@ const struct transport_case pair_cases[] = {
 	{.name = "alone_processes", .run = run_alone_processes, .processes = true},
 	{.name = "round_trips", .run = run_round_trips, .processes = true},
 	{.name = "death", .run = run_death, .processes = true},
+	{.name = "death_at_first", .run = run_death_at_first, .processes = true},
 	{.name = "successor", .run = run_successor, .processes = true},
 	{.name = NULL},
 };

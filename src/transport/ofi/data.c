@@ -25,17 +25,19 @@ static int peer_is_gone(struct ofi *o, uint32_t p, const char *text)
 
 /* Refused. Where queues are far from full, and the provider makes lost connections again without a
  * word, a connection that once stood has been lost; if it cannot be made again for a second the
- * peer is gone. */
+ * peer is gone. So has one that a greeting was posted on, or failed with; but its peer may have
+ * only begun, and not look yet. */
 static int judge_refusal(struct ofi *o, uint32_t p)
 {
 	struct ofi_peer *peer = &o->peers[p];
+	bool up = peer->state == OFI_UP;
 
-	if (!o->facts->reconnects || peer->state != OFI_UP ||
+	if (!o->facts->reconnects || (!up && !peer->nr_greetings && !peer->refused_ns) ||
 		o->nr_under_way > o->info->tx_attr->size / 2)
 		return TRANSPORT_AGAIN;
 	if (!peer->refused_ns)
 		peer->refused_ns = clock_ns();
-	if (clock_ns() - peer->refused_ns < OFI_LOST_NS)
+	if (clock_ns() - peer->refused_ns < (up ? OFI_LOST_NS : OFI_LOST_AT_FIRST_NS))
 		return TRANSPORT_AGAIN;
 	return peer_is_gone(o, p, "its connection is lost and cannot be made again");
 }

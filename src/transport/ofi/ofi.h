@@ -27,9 +27,10 @@
 #define OFI_SENDS 64        /* least; more with many peers */
 /* under way to one peer: who takes nothing keeps nobody else from hearing of us */
 #define OFI_PEER_SENDS 16
-#define OFI_GREETINGS 8         /* the same of greetings */
-#define OFI_LOST_NS 1000000000u /* without a connection a peer is gone */
-#define OFI_RECEIVES 64         /* least; more with many peers */
+#define OFI_GREETINGS 8                            /* the same of greetings */
+#define OFI_LOST_NS 1000000000u                    /* without a connection a peer is gone */
+#define OFI_LOST_AT_FIRST_NS (10ull * OFI_LOST_NS) /* likewise, before it stands */
+#define OFI_RECEIVES 64                            /* least; more with many peers */
 
 /* ---- libfabric, loaded at run time; everything else it has is reached through tables of its
  * objects  */

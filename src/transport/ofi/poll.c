@@ -68,7 +68,8 @@ static void look_after_peers(struct ofi *o)
 	for (uint32_t p = 0; p < o->nr_peers; p++) {
 		struct ofi_peer *peer = &o->peers[p];
 
-		if (peer->state == OFI_UP && peer->nr_under_way && !peer->moved &&
+		if ((peer->state == OFI_UP || peer->greeted) && peer->nr_under_way &&
+			!peer->moved && peer->state != OFI_DOWN &&
 			now - peer->greeted_ns >= (uint64_t)LOOK_NS << peer->nr_greetings &&
 			!ofi_greet(o, p))
 			peer->greeted_ns = now;
