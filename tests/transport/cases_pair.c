@@ -343,14 +343,15 @@ static void victim_side(struct side *s)
 		world_turn(&s->w);
 }
 
-/* Likewise, but it looks no more: what comes to it has no answer. */
+/* Likewise, but from then on it looks no more: what comes to it has no answer. */
 static void deaf_victim_side(struct side *s)
 {
 	struct transport_write write = {
-		.peer = 1 - s->who, .flags = WRITE_IMMEDIATE, .immediate = 1};
+		.peer = 1 - s->who, .flags = WRITE_IMMEDIATE | WRITE_SIGNALLED, .immediate = 1};
 
 	side_open(s, NULL);
 	post(&s->w, s->who, &write);
+	take_event(&s->w, s->who, EVENT_WRITTEN);
 	for (;;)
 		pause();
 }
