@@ -91,22 +91,43 @@ static inline uint32_t ll_rule_slice_senders(const struct ll_sizes *s, bool many
 	return many || s->row->row_bytes <= 4096 ? 9 : 7;
 }
 
-/* Rows that are quantised keep those that send busy, who then help the others; so do those of two
- * ranks. Of these half of many tokens' rows are a rank's own: best taken from x, but not where they
- * would be quantised twice.
+/* So many tokens that plans are noted in slices. */
+static inline bool ll_rule_sliced(const struct ll_sizes *s)
+{
+	return s->may_slice && (uint64_t)s->nr_tokens * s->nr_ranks > SLICES_FROM;
+}
+
+/* Hundreds of tokens between more than two ranks, whose rows travel as they are, behind gates. */
+static inline bool ll_rule_hundreds_gated(const struct ll_sizes *s)
+{
+	return !s->may_slice && !s->scaled && s->nr_tokens > 192;
+}
+
+/* Large rows of more than two ranks that travel as they are, until their copies take longer than
+ * NVLink. */
+static inline bool ll_rule_four_share(const struct ll_sizes *s)
+{
+	return !s->scaled && ll_rule_large(s->row) && s->nr_tokens <= 512;
+}
+
+/* Rows that are quantised keep those that send busy, who then help the others. Of two ranks' rows
+ * half are a rank's own: with many tokens best taken from x, but not where they would be quantised
+ * twice.
  */
 static inline struct gpu_launch ll_rule_slices(const struct ll_sizes *s)
 {
 	struct gpu_launch launch = ll_blocks(132, 16, 7);
-	bool large = ll_rule_large(s->row), busy = s->scaled && s->row->row_bytes > 4096,
-	     two = s->nr_ranks <= 2, many = s->nr_tokens > 768;
+	bool busy = s->scaled && s->row->row_bytes > 4096, two = s->nr_ranks <= 2,
+	     many = s->nr_tokens > 768;
 
 	launch.notes = LL_SLICES;
-	launch.helps = s->quantised || two;
+	launch.helps = 1;
 	launch.keeps = !s->quantised && two && many;
-	if (two && !s->scaled)
+	if (!two)
+		launch.send_warps = ll_rule_four_share(s) ? 9 : busy ? 5 : 6;
+	else if (!s->scaled)
 		launch.send_warps = ll_rule_slice_senders(s, many);
-	else if (s->quantised ? busy && !many : !two && (busy || large))
+	else if (s->quantised && busy && !many)
 		launch.send_warps = 6;
 	return launch;
 }
@@ -129,8 +150,9 @@ static inline struct gpu_launch ll_rule_all_plans(const struct ll_sizes *s)
 		return ll_blocks(96, 16, 4);
 	if (two)
 		return ll_blocks(132, 16, ll_rule_two_senders(s));
-	return nr_tokens <= 64 ? ll_blocks(112, 16, 4)
-			       : ll_blocks(132, 16, ll_rule_large(s->row) ? 6 : 2);
+	if (nr_tokens <= 64)
+		return ll_blocks(112, 16, 4);
+	return ll_blocks(132, 16, ll_rule_hundreds_gated(s) ? 3 : ll_rule_large(s->row) ? 6 : 2);
 }
 
 /* Who has few tokens may be sent many, and does not know it: where there can be so many, at least
@@ -156,7 +178,7 @@ static inline struct gpu_launch ll_rule_dispatch(const struct ll_sizes *s)
 {
 	struct gpu_launch launch;
 
-	if (s->may_slice && (uint64_t)s->nr_tokens * s->nr_ranks > SLICES_FROM)
+	if (ll_rule_sliced(s))
 		return ll_rule_slices(s);
 	launch = ll_rule_beside_many(ll_rule_all_plans(s), s->max_tokens);
 	if (s->noted_tokens && s->nr_tokens <= s->noted_tokens) {
@@ -241,6 +263,10 @@ static inline uint32_t ll_rule_share(const struct ll_sizes *s)
 
 	if (s->nr_ranks <= 2 && s->nr_tokens > 2)
 		most = s->nr_tokens > 64 && !s->scaled ? 2 : 1;
+	else if (ll_rule_sliced(s))
+		most = ll_rule_four_share(s) ? 4 : 2;
+	else if (ll_rule_hundreds_gated(s))
+		most = 2;
 	return s->nr_ranks < most ? s->nr_ranks : most;
 }
 
