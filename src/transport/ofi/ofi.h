@@ -134,7 +134,7 @@ struct ofi_peer {
 	bool moved;            /* something completed since the last look */
 	uint32_t nr_under_way; /* of these: */
 	uint32_t nr_sends, nr_greetings;
-	uint64_t greeted_ns; /* when the last greeting was posted to a peer that was up */
+	uint64_t greeted_ns; /* when the last greeting but the first was posted */
 	uint64_t refused_ns; /* since when nothing can be posted, or no greeting arrives; 0: all is
 				well */
 	bool reported;       /* DOWN, and the engine knows */

@@ -67,9 +67,10 @@ static void look_after_peers(struct ofi *o)
 	o->looked_ns = now;
 	for (uint32_t p = 0; p < o->nr_peers; p++) {
 		struct ofi_peer *peer = &o->peers[p];
+		bool is_met =
+			peer->state == OFI_UP || (peer->state == OFI_GREETING && peer->greeted);
 
-		if ((peer->state == OFI_UP || peer->greeted) && peer->nr_under_way &&
-			!peer->moved && peer->state != OFI_DOWN &&
+		if (is_met && peer->nr_under_way && !peer->moved &&
 			now - peer->greeted_ns >= (uint64_t)LOOK_NS << peer->nr_greetings &&
 			!ofi_greet(o, p))
 			peer->greeted_ns = now;
