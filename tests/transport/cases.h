@@ -12,6 +12,6 @@ struct transport_case {
 };
 
 extern const struct transport_case basic_cases[], order_cases[], trouble_cases[], pair_cases[],
-	verbs_cases[], verbs_greet_cases[]; /* each ends with a NULL name */
+	death_cases[], verbs_cases[], verbs_greet_cases[]; /* each ends with a NULL name */
 
 #endif

@@ -20,8 +20,8 @@
 
 #define CASE_LIMIT_MS 180000 /* what hangs is ended sooner by tests/within */
 
-static const struct transport_case *const suites[] = {
-	basic_cases, order_cases, trouble_cases, pair_cases, verbs_cases, verbs_greet_cases};
+static const struct transport_case *const suites[] = {basic_cases, order_cases, trouble_cases,
+	pair_cases, death_cases, verbs_cases, verbs_greet_cases};
 static int nr_tests, nr_failed;
 
 /* Opens and closes, to learn whether the network is there. */
