@@ -123,10 +123,12 @@ start() {
 	# Of a processor with AVX, which libfabric's libpsm2 takes for granted where the clock seems wrong to it, but
 	# without AVX2, as emulating that takes a quarter more time. How fast the clock's counter is the kernel is told: what
 	# it measures on a busy host is wrong by as much as four. Nor does its check of its timer say anything there, which
-	# counts ticks against turns of a loop.
+	# counts ticks against turns of a loop. preempt=full: where a wire is pulled, rxe of this kernel tries to send again
+	# and again in the call that posts, until another thread of the kernel has heard of the wire. Both processors can be
+	# in such a call, and neither would ever leave it for that thread.
 	"$WITHIN" "$1" -p "$2/output" -b 120 "$2/up" qemu-system-x86_64 -accel tcg,thread=multi -cpu SandyBridge,-x2apic,-tsc-deadline -smp 2 -m "${TERN_VM_MEMORY:-3G}" -M q35 -nodefaults \
 		-no-user-config -no-reboot -display none -serial "file:$2/console" -kernel "$CACHE/vmlinux" -initrd "$CACHE/initramfs.cpio" \
-		-append "console=ttyS0 panic=-1 mitigations=off no_timer_check $tsc tsc=reliable clocksource=tsc" -device isa-debug-exit,iobase=0xf4,iosize=0x04 \
+		-append "console=ttyS0 preempt=full panic=-1 mitigations=off no_timer_check $tsc tsc=reliable clocksource=tsc" -device isa-debug-exit,iobase=0xf4,iosize=0x04 \
 		-fsdev local,id=host,path=/,security_model=none,readonly=on,multidevs=remap -device virtio-9p-pci,fsdev=host,mount_tag=host \
 		-fsdev local,id=shared,path="$2",security_model=none -device virtio-9p-pci,fsdev=shared,mount_tag=shared </dev/null
 }
