@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""One round of a file of tern bench --trace, all ranks below each other on one clock: of ranks' threads, or of GPUs' blocks, each a thin line.
+"""One round of a file of tern bench --trace, all ranks below each other on one clock: of ranks' threads, or of GPUs' blocks, each a thin line. Several files are drawn below each other, as long as their rounds take.
 
-    trace.py TRACE.json PICTURE.png [--case N] [--round N]      N from 0 (0, 1)"""
+    trace.py TRACE.json... PICTURE.png [--case N] [--round N] [--title TEXT]...      N from 0 (0, 1); a title for each file"""
 import argparse
 import collections
 import json
@@ -102,29 +102,46 @@ def draw_blocks(axes, lines, names, first, last):
     return ticks
 
 
+def draw(axes, path, case, number, title):
+    """Returns how long the round takes, how many bands it has, and what is done in it."""
+    lines, cases, names = read(path)
+    case = cases[case]
+    lines = {k: [s for s in spans if case[0] <= s[0] <= case[1]] for k, spans in lines.items()}
+    first, last = rounds_of(lines)[number]
+    ticks = (draw_blocks if of_blocks(names) else draw_threads)(axes, lines, names, first, last)
+    axes.set_yticks([at for at, _ in ticks], [name for _, name in ticks])
+    axes.invert_yaxis()
+    axes.set_title(title or case[2], fontsize=10)
+    return last - first, len(ticks), {s[2] for spans in lines.values() for s in spans if first <= s[0] and s[1] <= last}
+
+
+def of_blocks(names):
+    return any(name.split(" ", 1)[-1] in ROLES for name in names.values())
+
+
+def height_of(path):
+    lines, _, names = read(path)
+    return 5.5 if of_blocks(names) else 0.55 * len(lines)
+
+
 def main():
     arguments = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    arguments.add_argument("trace")
+    arguments.add_argument("traces", nargs="+")
     arguments.add_argument("picture")
     arguments.add_argument("--case", type=int, default=0)
     arguments.add_argument("--round", type=int, default=1)
+    arguments.add_argument("--title", action="append", default=[])
     a = arguments.parse_args()
-    lines, cases, names = read(a.trace)
-    case = cases[a.case]
-    lines = {k: [s for s in spans if case[0] <= s[0] <= case[1]] for k, spans in lines.items()}
-    first, last = rounds_of(lines)[a.round]
-    blocks = any(name.split(" ", 1)[-1] in ROLES for name in names.values())
-    figure, axes = plt.subplots(figsize=(11, 0.5 + (5.5 if blocks else 0.55 * len(lines))))
-    ticks = (draw_blocks if blocks else draw_threads)(axes, lines, names, first, last)
-    axes.set_yticks([at for at, _ in ticks], [name for _, name in ticks])
-    axes.invert_yaxis()
-    axes.set_xlim(0, last - first)
-    axes.set_xlabel("us")
-    axes.set_title(case[2], fontsize=10)
-    used = {s[2] for spans in lines.values() for s in spans if first <= s[0] and s[1] <= last}
+    nr = len(a.traces)
+    figure, axes = plt.subplots(nr, figsize=(11, 0.5 + sum(map(height_of, a.traces)) * (1 if nr == 1 else 0.75)), sharex=True, squeeze=False)
+    drawn = [draw(axes[i][0], path, a.case, a.round, a.title[i] if i < len(a.title) else None) for i, path in enumerate(a.traces)]
+    bottom = axes[-1][0]
+    bottom.set_xlim(0, max(took for took, _, _ in drawn))
+    bottom.set_xlabel("us")
+    used = set().union(*(what for _, _, what in drawn))
     shown = [w for w in COLOURS if w in used]
-    axes.legend([plt.Rectangle((0, 0), 1, 1, color=COLOURS[w]) for w in shown], [w.removesuffix(" for").removesuffix(" of").removesuffix(" to") for w in shown],
-                ncols=len(shown), loc="upper center", bbox_to_anchor=(0.5, -0.12 - 0.35 / len(ticks)), frameon=False, fontsize=8)
+    bottom.legend([plt.Rectangle((0, 0), 1, 1, color=COLOURS[w]) for w in shown], [w.removesuffix(" for").removesuffix(" of").removesuffix(" to") for w in shown],
+                  ncols=len(shown), loc="upper center", bbox_to_anchor=(0.5, -0.12 - 0.35 / drawn[-1][1]), frameon=False, fontsize=8)
     figure.savefig(a.picture, dpi=90, bbox_inches="tight")
 
 
