@@ -36,6 +36,7 @@ if [ -n "${THREAD:-}" ]; then
 	found await_forwarded:piece_acquire 24 test_gates TERN_TEST_SEED=2
 	exit "$bad"
 fi
+export TERN_EMULATED_SMS=8 # with which these seeds were tried
 found send_all:copies_done 8 test_schedules
 found tell_heads:stores_before 8 test_schedules
 found pass_heads:stores_before 8 test_schedules TERN_EMULATED_SMS=52
