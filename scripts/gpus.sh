@@ -259,7 +259,7 @@ planted() {
 
 # Kernels that wait for each other cannot run under these tools in one process, where launches wait for what was launched before. Half of the rounds are replayed graphs.
 stage_sanitize() {
-	local tool fault most small=(--only-verify --hidden 512 --experts 8 --topk 4 --mode "ll,ht")
+	local tool fault gates most small=(--only-verify --hidden 512 --experts 8 --topk 4 --mode "ll,ht")
 
 	most=$(counts | tail -n 1)
 	for tool in $TOOLS; do
@@ -268,6 +268,9 @@ stage_sanitize() {
 			[ "$tool" != racecheck ] || step "sanitize/$tool-planted-$fault" 30 planted "$tool-$fault"
 		done
 		step "sanitize/$tool-1" 60 sanitize "$tool" "$BUILD/tern" bench --device cuda --ranks 1 "${small[@]}" --dtype fp8,bf16,fp16,fp32 --tokens 33 --layout contiguous,padded,source --reduce home,expert --iters 4
+		for gates in 0 64; do
+			step "sanitize/$tool-layer-$gates" 60 sanitize "$tool" "$BUILD/tern" bench --layer --device cuda --ranks 1 "${small[@]}" --inner 256 --dtype fp8,bf16 --tokens 1,33,200 --gates $gates --iters 2
+		done
 		[ "$gpus" -lt 2 ] ||
 			step "sanitize/$tool-$most" 60 sanitize "$tool" "$BUILD/tern" bench --device cuda --ranks "$most" "${small[@]}" --dtype fp8,bf16 --tokens 9 --uneven --drop 0.2 --reduce home,expert --iters 4
 		summaries "$LOGS/sanitize-$tool"-*.log | sed 's/^=*/   /'

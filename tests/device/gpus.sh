@@ -35,7 +35,7 @@ judge load $?
 gpus "no step of long is called nothing" STAGES=long STEPS=nothing
 judge no_such_step $?
 # What is planted is not found, and that is wrong; all else is clean.
-gpus "4 passed, 4 failed, 0 skipped" STAGES=sanitize RUN=no FOUND=0 TOOLS="memcheck racecheck" &&
+gpus "8 passed, 4 failed, 0 skipped" STAGES=sanitize RUN=no FOUND=0 TOOLS="memcheck racecheck" &&
 	grep -q '^FAIL (1).*sanitize/memcheck-planted' "$tmp/out" && grep -q '^FAIL (1).*sanitize/racecheck-planted-copy' "$tmp/out" && grep -q '^    ERROR SUMMARY: 0 errors' "$tmp/out" && grep -q '^    RACECHECK SUMMARY: 0 hazards' "$tmp/out"
 judge sanitize $?
 gpus "1 passed, 1 failed, 0 skipped" STAGES=sanitize STEPS="*-@(planted|2)" FOUND=3 TOOLS=memcheck && grep -q '^ok .*sanitize/memcheck-planted' "$tmp/out"
