@@ -15,8 +15,8 @@
 
 /* In an mbarrier's 8 bytes. A phase ends when all have arrived and all bytes are there. */
 struct copy_barrier {
-	uint16_t phases;           /* that have ended */
-	uint8_t arrivals, awaited; /* of a phase; of this one, still to come */
+	uint32_t phases : 8;                  /* that have ended */
+	uint32_t arrivals : 12, awaited : 12; /* of a phase; of this one, still to come */
 	int32_t bytes; /* expected, and not there; below 0: there before they were expected */
 };
 
@@ -70,7 +70,7 @@ static struct copy *copy_begin(void *to, const void *from, uint32_t bytes)
 void emulated_barrier_open(uint64_t *barrier, uint32_t arrivals)
 {
 	*(struct copy_barrier *)barrier =
-		(struct copy_barrier){.arrivals = (uint8_t)arrivals, .awaited = (uint8_t)arrivals};
+		(struct copy_barrier){.arrivals = arrivals & 0xfff, .awaited = arrivals & 0xfff};
 }
 
 static void look_at(struct copy_barrier *b)

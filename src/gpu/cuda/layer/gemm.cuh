@@ -59,23 +59,21 @@ static __device__ void promote(
 	}
 }
 
-/* This warp has read its chunk. */
-static __device__ void leave_chunk(
-	struct shared_memory *mine, const struct seat *seat, struct place *chunk)
+/* This lane has read its chunk. Each arrives for itself: racecheck does not follow one that does so
+ * for its warp (docs/notebook/gpu-checks.md). */
+static __device__ void leave_chunk(struct shared_memory *mine, struct place *chunk)
 {
-	__syncwarp();
-	if (seat->lane == 0)
-		barrier_arrive(&mine->taken[chunk->stage]);
+	barrier_arrive(&mine->taken[chunk->stage]);
 	go_on<SCALE_CHUNKS>(chunk);
 }
 
 /* The scales of a tile's i-th two blocks of weights. */
-static __device__ void take_scales(struct shared_memory *mine, const struct seat *seat,
-	struct place *chunk, uint32_t i, float *s)
+static __device__ void take_scales(
+	struct shared_memory *mine, struct place *chunk, uint32_t i, float *s)
 {
 	if (i % CHUNK_BLOCKS == 0) {
 		if (i)
-			leave_chunk(mine, seat, chunk);
+			leave_chunk(mine, chunk);
 		barrier_wait(&mine->scaled[chunk->stage], chunk->parity);
 	}
 #pragma unroll
@@ -98,7 +96,7 @@ static __device__ void multiply(const struct layer_args *args, struct shared_mem
 			mine->scales[place->stage][seat->lane % 4 * 2][k % SCALES_AT_ONCE];
 		float of_weights[2];
 
-		take_scales(mine, seat, chunk, k, of_weights);
+		take_scales(mine, chunk, k, of_weights);
 		wait_full(mine, place, waited);
 		wgmma_begin();
 #pragma unroll
@@ -117,7 +115,7 @@ static __device__ void multiply(const struct layer_args *args, struct shared_mem
 		if (seat->lane == 0)
 			barrier_arrive(&mine->empty[place->stage]);
 	}
-	leave_chunk(mine, seat, chunk);
+	leave_chunk(mine, chunk);
 }
 
 /* A warpgroup's 64 rows of a block of k, as its products have them in registers. */
@@ -183,7 +181,7 @@ static __device__ void multiply_wide(const struct layer_args *args, struct share
 	for (uint32_t k = 0; k < args->k_blocks; k++, go_on(place)) {
 		float of_weights[2];
 
-		take_scales(mine, seat, chunk, k, of_weights);
+		take_scales(mine, chunk, k, of_weights);
 		wait_full(mine, place, waited);
 
 		float scale0 = mine->scales[place->stage][row][k % SCALES_AT_ONCE],
@@ -210,7 +208,7 @@ static __device__ void multiply_wide(const struct layer_args *args, struct share
 	wgmma_wait<0>();
 	promote_quarter(acc[1] + 32, d[1], last0, last1);
 	leave_stage_before(mine, seat, place, true);
-	leave_chunk(mine, seat, chunk);
+	leave_chunk(mine, chunk);
 }
 
 template <int N>
@@ -346,8 +344,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
 			}
 		}
 		for (int i = 0; i < SCALE_CHUNKS; i++) {
-			barrier_init(&mine->scaled[i], 1);
-			barrier_init(&mine->taken[i], CONSUMERS / 32);
+			barrier_init(&mine->scaled[i], 32);
+			barrier_init(&mine->taken[i], CONSUMERS);
 		}
 		for (int i = 0; i < TILES_OF_H; i++) {
 			barrier_init(&mine->h_full[i], WHICH == LAYER_GATE_UP ? CONSUMERS / 32 : 1);

@@ -191,9 +191,7 @@ static __device__ void load_scales(const struct layer_args *args, struct shared_
 				for (int half = 0; half < 2; half++)
 					mine->of_weights[place.stage][half][lane] =
 						__ldg(scales[half] + k + lane);
-			__syncwarp();
-			if (lane == 0)
-				barrier_arrive(&mine->scaled[place.stage]);
+			barrier_arrive(&mine->scaled[place.stage]);
 			go_on<SCALE_CHUNKS>(&place);
 		}
 	}

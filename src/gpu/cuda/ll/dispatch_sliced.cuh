@@ -339,8 +339,7 @@ static __device__ __forceinline__ void receive_slices(const struct gpu_dispatch 
 	} else {
 		good = place_first_slice<FORMAT, X, ND, CASE, FAR>(
 			d, s, state, warp, nr_warps, pieces);
-		if (thread == 0)
-			barrier_arrive(in_shared(s->placed));
+		barrier_arrive(in_shared(s->placed)); /* each for itself, as racecheck follows it */
 		if (!good)
 			return;
 	}

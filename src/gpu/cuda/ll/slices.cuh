@@ -66,7 +66,7 @@ __device__ __forceinline__ struct slices slices_in(uint32_t *shared, const struc
 __device__ __forceinline__ void slices_open(const struct slices *s, uint32_t nr_receivers)
 {
 	if (threadIdx.x == 0) {
-		barrier_open(in_shared(s->placed), 1);
+		barrier_open(in_shared(s->placed), nr_receivers * LANES);
 		*s->drawn = nr_receivers;
 		*s->failed = 0;
 	}
