@@ -188,6 +188,7 @@ static struct ll_sizes sizes_of(const struct device_exchange *x, const struct gp
 		.noted_tokens = d->noted_tokens,
 		.sliced = x->layout.sliced,
 		.may_slice = !x->internode && !d->gate.row_bits,
+		.gated = !x->internode && d->gate.row_bits,
 		.scaled = d->kind != GPU_X_COPY,
 		.quantised = d->kind != GPU_X_COPY && d->kind != GPU_X_GIVEN,
 		.by_source = d->by_source};

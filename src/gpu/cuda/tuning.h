@@ -42,6 +42,7 @@ struct ll_sizes {
 	uint32_t nr_ranks, nr_tokens, max_tokens;
 	uint32_t noted_tokens;  /* as struct device_layout's, and so is sliced */
 	bool sliced, may_slice; /* may: neither gates nor other nodes */
+	bool gated;             /* gates, and no other nodes */
 	bool scaled, quantised; /* quantised: here */
 	bool by_source;
 };
@@ -100,7 +101,7 @@ static inline bool ll_rule_sliced(const struct ll_sizes *s)
 /* Hundreds of tokens between more than two ranks, whose rows travel as they are, behind gates. */
 static inline bool ll_rule_hundreds_gated(const struct ll_sizes *s)
 {
-	return !s->may_slice && !s->scaled && s->nr_tokens > 192;
+	return s->gated && !s->scaled && s->nr_tokens > 192;
 }
 
 /* Large rows of more than two ranks that travel as they are, until their copies take longer than
