@@ -149,14 +149,19 @@ static CUresult export_fd(void *fd, CUmemGenericAllocationHandle handle,
 	return *(int *)fd < 0 ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
+/* Kernels of two processes would store into each other's lines at the same time, of which a GPU's
+ * links deliver each as a whole: not without TERN_EMULATED_PROCESSES. */
 static CUresult import_fd(
 	CUmemGenericAllocationHandle *handle, void *fd, CUmemAllocationHandleType type)
 {
-	int mine = fcntl((int)(uintptr_t)fd, F_DUPFD_CLOEXEC, 0);
+	int mine;
 	struct stat st;
 
 	memory_called();
 	(void)type;
+	if (!processes_several())
+		return CUDA_ERROR_INVALID_VALUE;
+	mine = fcntl((int)(uintptr_t)fd, F_DUPFD_CLOEXEC, 0);
 	if (mine < 0 || fstat(mine, &st))
 		return CUDA_ERROR_INVALID_VALUE;
 	return keep(handle, mine, (size_t)st.st_size);
