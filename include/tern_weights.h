@@ -117,7 +117,8 @@ TERN_API int tern_weights_use(tern_weight_store *store, uint32_t layer, const in
 /* Begins to fill those places of `copies` that are this rank's, in that order; others' are passed
  * over, so that all ranks may pass one list. *ticket is for tern_weights_poll. TERN_ERR_INVALID: a
  * place twice, also as source and target, or a number that is none. TERN_ERR_STATE: a place that is
- * not free. TERN_ERR_NOMEM. */
+ * not free; where others copied from it, word that they are through may still be on its way: call
+ * again. TERN_ERR_NOMEM. */
 TERN_API int tern_weights_move(tern_weight_store *store, uint32_t layer,
 	const struct tern_copy *copies, uint32_t nr, uint64_t *ticket);
 
@@ -125,7 +126,7 @@ TERN_API int tern_weights_move(tern_weight_store *store, uint32_t layer,
  * on a rank that does not serve it, spread over all ranks, and all ranks that pass the same find
  * the same. What is there already stays. alive[R]: 0: that rank has no backups, and what it serves
  * does not count; NULL: all live. TERN_ERR_CAPACITY if nr_backups is too small, with the number
- * that this layer takes. */
+ * that this layer takes. TERN_ERR_STATE: a backup that is to hold another expert is not free. */
 TERN_API int tern_weights_backup(tern_weight_store *store, uint32_t layer, const int32_t *logical,
 	const uint8_t *alive, uint64_t *ticket);
 

@@ -192,13 +192,17 @@ static void use_what_is_held(struct holder *h)
 static void back_up_again(struct holder *h)
 {
 	static const uint8_t alive[RANKS] = {1, 1, 0, 1};
+	const uint64_t end = now_ns() + WAIT * 1000000ull;
 	int32_t logical[RANKS * LOCAL];
 	uint64_t ticket;
 	int rc;
 
 	for (uint32_t p = 0; p < RANKS * LOCAL; p++)
 		logical[p] = p / LOCAL == VICTIM ? -1 : h->at[p];
-	rc = tern_weights_backup(h->store, 0, logical, alive, &ticket);
+	/* Word that another's copy has ended may still be on its way. */
+	while ((rc = tern_weights_backup(h->store, 0, logical, alive, &ticket)) == TERN_ERR_STATE &&
+		now_ns() < end)
+		nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
 	if (!rc)
 		rc = tern_weights_wait(h->store, ticket, WAIT, NULL);
 	if (rc)
