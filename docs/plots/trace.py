@@ -102,9 +102,9 @@ def draw_blocks(axes, lines, names, first, last):
     return ticks
 
 
-def draw(axes, path, case, number, title):
+def draw(axes, trace, case, number, title):
     """Returns how long the round takes, how many bands it has, and what is done in it."""
-    lines, cases, names = read(path)
+    lines, cases, names = trace
     case = cases[case]
     lines = {k: [s for s in spans if case[0] <= s[0] <= case[1]] for k, spans in lines.items()}
     first, last = rounds_of(lines)[number]
@@ -119,8 +119,8 @@ def of_blocks(names):
     return any(name.split(" ", 1)[-1] in ROLES for name in names.values())
 
 
-def height_of(path):
-    lines, _, names = read(path)
+def height_of(trace):
+    lines, _, names = trace
     return 5.5 if of_blocks(names) else 0.55 * len(lines)
 
 
@@ -132,9 +132,10 @@ def main():
     arguments.add_argument("--round", type=int, default=1)
     arguments.add_argument("--title", action="append", default=[])
     a = arguments.parse_args()
-    nr = len(a.traces)
-    figure, axes = plt.subplots(nr, figsize=(11, 0.5 + sum(map(height_of, a.traces)) * (1 if nr == 1 else 0.75)), sharex=True, squeeze=False)
-    drawn = [draw(axes[i][0], path, a.case, a.round, a.title[i] if i < len(a.title) else None) for i, path in enumerate(a.traces)]
+    traces = [read(path) for path in a.traces]
+    nr = len(traces)
+    figure, axes = plt.subplots(nr, figsize=(11, 0.5 + sum(map(height_of, traces)) * (1 if nr == 1 else 0.75)), sharex=True, squeeze=False)
+    drawn = [draw(axes[i][0], trace, a.case, a.round, a.title[i] if i < len(a.title) else None) for i, trace in enumerate(traces)]
     bottom = axes[-1][0]
     bottom.set_xlim(0, max(took for took, _, _ in drawn))
     bottom.set_xlabel("us")
