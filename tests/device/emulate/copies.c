@@ -69,6 +69,8 @@ static struct copy *copy_begin(void *to, const void *from, uint32_t bytes)
 
 void emulated_barrier_open(uint64_t *barrier, uint32_t arrivals)
 {
+	if (arrivals > 0xfff)
+		emulated_die("a barrier of %u arrivals; at most 4095", arrivals);
 	*(struct copy_barrier *)barrier =
 		(struct copy_barrier){.arrivals = arrivals & 0xfff, .awaited = arrivals & 0xfff};
 }
