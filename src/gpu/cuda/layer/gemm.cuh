@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A product of each expert's weights with its rows, as out^T = W x^T: the weights are the side of
  * 64 rows that a warpgroup's product has, the rows its narrow one, 8 to 128. So an expert of few
- * rows costs its weights and no padding.
+ * rows costs its weights and no padding. In fp8 more than 16 rows are the side of 64, and the
+ * weights the narrow one: less is read from shared memory, which is what bounds these loops
+ * (docs/notebook/gpu-layer-time.md).
  *
  *   tile         256 rows of weights (gate and up: 128 of each, of the same outputs) x `width` rows
  *   block of k   128 bytes of each row, one stage of the ring: [2][128][128] weights,
@@ -119,22 +121,25 @@ static __device__ void multiply(const struct layer_args *args, struct shared_mem
 }
 
 /* A warpgroup's 64 rows of a block of k, as its products have them in registers. */
+template <int OUTPUTS>
 static __device__ void take_rows(
 	const struct shared_memory *mine, uint32_t stage, const struct seat *seat, uint32_t (*a)[4])
 {
 	uint32_t row = seat->lane % 16, piece = seat->lane / 16;
-	uint32_t at = shared_address(
-		mine->rows[stage] + (seat->group * 64 + seat->warp % 4 * 16 + row) * 128);
+	uint32_t at =
+		shared_address(mine->rows[stage] +
+			       (first_row_of<OUTPUTS>(seat) + seat->warp % 4 * 16 + row) * 128);
 
 #pragma unroll
 	for (int i = 0; i < 4; i++)
 		load_matrices(a[i], at + ((2 * i + piece) ^ row % 8) * 16);
 }
 
-static __device__ void multiply_quarter(float *d, const uint32_t (*a)[4],
-	const struct shared_memory *mine, uint32_t stage, int quarter)
+/* By 64 rows of a stage's 256 of weights. */
+static __device__ void multiply_part(float *d, const uint32_t (*a)[4],
+	const struct shared_memory *mine, uint32_t stage, uint32_t first_weights)
 {
-	uint32_t b = operand_at(mine->weights[stage] + quarter * (HALF_BYTES / 2));
+	uint32_t b = operand_at(mine->weights[stage] + first_weights * 128);
 
 	wgmma_begin();
 #pragma unroll
@@ -143,15 +148,15 @@ static __device__ void multiply_quarter(float *d, const uint32_t (*a)[4],
 	wgmma_commit();
 }
 
-/* Of a quarter whose products have ended; the next ones may be put into d. */
-static __device__ void promote_quarter(float *acc, float (&d)[32], float s0, float s1)
+/* Of a part whose products have ended; the next ones may be put into d. */
+static __device__ void promote_part(float *acc, float (&d)[32], const float (&scales)[2])
 {
 	hold_registers(d);
 #pragma unroll
 	for (int j = 0; j < 32; j++) {
 		int i = j % 16 / 2 * 4 + j / 16 * 2 + j % 2;
 
-		acc[i] += d[i] * (j < 16 ? s0 : s1);
+		acc[i] += d[i] * scales[j / 16];
 	}
 	hold_registers(d);
 }
@@ -165,15 +170,16 @@ static __device__ void leave_stage_before(
 		barrier_arrive(&mine->empty[(place->stage - 1) % STAGES]);
 }
 
-/* The same with the operands' sides changed: 64 rows of each group x 128 outputs of each half, for
- * tiles of many rows. A quarter of the outputs is multiplied while the one before is promoted. */
+/* 64 outputs are multiplied while the ones before are promoted. */
+template <int OUTPUTS>
 static __device__ void multiply_wide(const struct layer_args *args, struct shared_memory *mine,
-	const struct tile *tile, const struct seat *seat, struct place *place, struct place *chunk,
-	float (*acc)[64], uint64_t *waited)
+	const struct seat *seat, struct place *place, struct place *chunk,
+	float (*acc)[OUTPUTS / 2], uint64_t *waited)
 {
-	uint32_t row = seat->group * 64 + seat->warp % 4 * 16 + seat->lane / 4;
+	const int of_half = OUTPUTS / 64, parts = 2 * of_half;
+	uint32_t row = first_row_of<OUTPUTS>(seat) + seat->warp % 4 * 16 + seat->lane / 4;
 	uint32_t a[4][4];
-	float d[2][32], last0 = 0, last1 = 0;
+	float d[2][32], last[2] = {0, 0};
 
 #pragma unroll
 	for (int i = 0; i < 32; i++)
@@ -184,29 +190,30 @@ static __device__ void multiply_wide(const struct layer_args *args, struct share
 		take_scales(mine, chunk, k, of_weights);
 		wait_full(mine, place, waited);
 
-		float scale0 = mine->scales[place->stage][row][k % SCALES_AT_ONCE],
-		      scale1 = mine->scales[place->stage][row + 8][k % SCALES_AT_ONCE];
+		float of_rows[2] = {mine->scales[place->stage][row][k % SCALES_AT_ONCE],
+			mine->scales[place->stage][row + 8][k % SCALES_AT_ONCE]};
 
 		wgmma_wait<0>();
 		hold_registers(d[1]);
 		leave_stage_before(mine, seat, place, k > 0);
-		take_rows(mine, place->stage, seat, a);
-		multiply_quarter(d[0], a, mine, place->stage, 0);
-		promote_quarter(acc[1] + 32, d[1], last0, last1);
-		multiply_quarter(d[1], a, mine, place->stage, 1);
-		wgmma_wait<1>();
-		promote_quarter(acc[0], d[0], scale0 * of_weights[0], scale1 * of_weights[0]);
-		multiply_quarter(d[0], a, mine, place->stage, 2);
-		wgmma_wait<1>();
-		promote_quarter(acc[0] + 32, d[1], scale0 * of_weights[0], scale1 * of_weights[0]);
-		last0 = scale0 * of_weights[1];
-		last1 = scale1 * of_weights[1];
-		multiply_quarter(d[1], a, mine, place->stage, 3);
-		wgmma_wait<1>();
-		promote_quarter(acc[1], d[0], last0, last1);
+		take_rows<OUTPUTS>(mine, place->stage, seat, a);
+#pragma unroll
+		for (int i = 0; i < parts; i++) {
+			int before = (i + parts - 1) % parts;
+
+			multiply_part(d[i % 2], a, mine, place->stage,
+				i / of_half * 128 + first_output_of<OUTPUTS>(seat) +
+					i % of_half * 64);
+			if (i)
+				wgmma_wait<1>();
+			promote_part(
+				acc[before / of_half] + before % of_half * 32, d[before % 2], last);
+			for (int j = 0; j < 2; j++)
+				last[j] = of_rows[j] * of_weights[i / of_half];
+		}
 	}
 	wgmma_wait<0>();
-	promote_quarter(acc[1] + 32, d[1], last0, last1);
+	promote_part(acc[1] + (of_half - 1) * 32, d[1], last);
 	leave_stage_before(mine, seat, place, true);
 	leave_chunk(mine, chunk);
 }
@@ -243,9 +250,9 @@ static __device__ void compute_tile(const struct layer_args *args, struct shared
 #pragma unroll
 	for (int i = 0; i < N / 2; i++)
 		acc[0][i] = acc[1][i] = 0;
-	if constexpr (sizeof(T) == 1 && N > 64) {
-		multiply_wide(args, mine, tile, seat, place, chunk, acc, waited);
-		leave_wide<WHICH>(args, mine, tile, seat, acc);
+	if constexpr (sizeof(T) == 1 && N > NARROW_MAX) {
+		multiply_wide<N>(args, mine, seat, place, chunk, acc, waited);
+		leave_wide<WHICH, N>(args, mine, tile, seat, acc);
 	} else {
 		multiply<N>(args, mine, tile, seat, place, chunk, acc, waited, T());
 		if (WHICH == LAYER_GATE_UP)
@@ -277,9 +284,11 @@ static __device__ void compute(const struct layer_args *args, struct shared_memo
 				args, mine, &tile, &seat, &place, &chunk, &waited);
 			break;
 		case 2:
-			compute_tile<T, WHICH, 32>(
-				args, mine, &tile, &seat, &place, &chunk, &waited);
-			break;
+			if constexpr (sizeof(T) == 2) {
+				compute_tile<T, WHICH, 32>(
+					args, mine, &tile, &seat, &place, &chunk, &waited);
+				break;
+			} /* fp8: as 64, and fewer are loaded */
 		case 3:
 			compute_tile<T, WHICH, 64>(
 				args, mine, &tile, &seat, &place, &chunk, &waited);

@@ -190,7 +190,7 @@ static __device__ void leave_down(const struct layer_args *args, struct shared_m
 			[&](int i) { return __float2bfloat16_rn(acc[half][i]); });
 }
 
-/* ---- tiles of many rows: a thread has whole rows' parts ---------------------------------------
+/* ---- tiles of more rows: a thread has whole rows' parts ---------------------------------------
  */
 
 static __device__ void put_pair(uint8_t *to, float a, float b, uint8_t)
@@ -204,20 +204,22 @@ static __device__ void put_pair(uint8_t *to, float a, float b, __nv_bfloat16)
 	*(__nv_bfloat162 *)to = __floats2bfloat162_rn(a, b);
 }
 
-/* 128 outputs from m on of a group's 64 rows, 128 bytes of each row at a time. */
-template <class U>
+/* OUTPUTS outputs from m on of 64 rows from `first` on, at most 128 bytes of each at a time. */
+template <int OUTPUTS, class U>
 static __device__ void store_wide(const struct layer_args *args, struct shared_memory *mine,
-	const struct tile *tile, const struct seat *seat, uint32_t m, const float *v)
+	const struct tile *tile, const struct seat *seat, uint32_t first, uint32_t m,
+	const float *v)
 {
-	const int at_once = 128 / sizeof(U);
+	const int at_once = OUTPUTS * sizeof(U) > 128 ? 128 / sizeof(U) : OUTPUTS;
+	const uint32_t pieces = at_once * sizeof(U) / 16;
 	uint8_t *out = mine->out[seat->group];
-	uint32_t first = seat->group * 64;
 
 #pragma unroll
-	for (int begin = 0; begin < 128; begin += at_once) {
+	for (int begin = 0; begin < OUTPUTS; begin += at_once) {
 		uint32_t here = m + begin;
-		uint32_t there =
-			here < args->m ? min(8u, (args->m - here) * (uint32_t)sizeof(U) / 16) : 0;
+		uint32_t there = here < args->m
+					 ? min(pieces, (args->m - here) * (uint32_t)sizeof(U) / 16)
+					 : 0;
 
 		sync_threads(2 + seat->group, 128);
 #pragma unroll
@@ -233,7 +235,7 @@ static __device__ void store_wide(const struct layer_args *args, struct shared_m
 			}
 		sync_threads(2 + seat->group, 128);
 		if (first < tile->rows)
-			store_rows<64, 8>(out,
+			store_rows<64, pieces>(out,
 				(uint8_t *)args->out +
 					((tile->first_row + first) * args->out_stride + here) *
 						sizeof(U),
@@ -242,47 +244,80 @@ static __device__ void store_wide(const struct layer_args *args, struct shared_m
 	}
 }
 
-/* v: of two rows of a thread, of which its quad has all 128 outputs. */
-static __device__ void quantise_wide(
-	const struct layer_args *args, const struct tile *tile, const struct seat *seat, float *v)
+/* Of v, OUTPUTS of two rows of a quad: its largest magnitudes. */
+template <int OUTPUTS> static __device__ void amax_of_rows(const float *v, float *amax)
 {
 #pragma unroll
 	for (int i = 0; i < 2; i++) {
-		uint32_t row = seat->group * 64 + seat->warp % 4 * 16 + seat->lane / 4 + i * 8;
-		float amax = 0, factor;
-
+		amax[i] = 0;
 #pragma unroll
-		for (int j = 0; j < 16; j++)
-			amax = fmaxf(
-				amax, fmaxf(fabsf(v[4 * j + 2 * i]), fabsf(v[4 * j + 2 * i + 1])));
-		amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, 1));
-		amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, 2));
-		factor = factor_of(amax);
-#pragma unroll
-		for (int j = 0; j < 16; j++) {
-			v[4 * j + 2 * i] *= factor;
-			v[4 * j + 2 * i + 1] *= factor;
-		}
-		if (seat->lane % 4 == 0 && row < tile->rows)
-			args->out_scales[(uint64_t)(tile->first_row + row) *
-						 args->out_scales_pitch +
-					 tile->m_tile] = scale_of(amax);
+		for (int j = 0; j < OUTPUTS / 8; j++)
+			amax[i] = fmaxf(amax[i],
+				fmaxf(fabsf(v[4 * j + 2 * i]), fabsf(v[4 * j + 2 * i + 1])));
+		amax[i] = fmaxf(amax[i], __shfl_xor_sync(~0u, amax[i], 1));
+		amax[i] = fmaxf(amax[i], __shfl_xor_sync(~0u, amax[i], 2));
 	}
 }
 
-template <int WHICH>
-static __device__ void leave_wide(const struct layer_args *args, struct shared_memory *mine,
-	const struct tile *tile, const struct seat *seat, float (*acc)[64])
+/* Of rows of which each group has half the outputs. Two barriers: the last tile's may still be
+ * read. */
+static __device__ void share_amax(struct shared_memory *mine, const struct seat *seat, float *amax)
 {
+	uint32_t row = seat->warp % 4 * 16 + seat->lane / 4;
+
+	sync_threads(1, CONSUMERS);
+	if (seat->lane % 4 == 0) {
+		mine->amax_of_group[seat->group][row] = amax[0];
+		mine->amax_of_group[seat->group][row + 8] = amax[1];
+	}
+	sync_threads(1, CONSUMERS);
+	amax[0] = fmaxf(amax[0], mine->amax_of_group[!seat->group][row]);
+	amax[1] = fmaxf(amax[1], mine->amax_of_group[!seat->group][row + 8]);
+}
+
+template <int OUTPUTS>
+static __device__ void quantise_wide(const struct layer_args *args, struct shared_memory *mine,
+	const struct tile *tile, const struct seat *seat, float *v)
+{
+	float amax[2];
+
+	amax_of_rows<OUTPUTS>(v, amax);
+	if (OUTPUTS < 128)
+		share_amax(mine, seat, amax);
+#pragma unroll
+	for (int i = 0; i < 2; i++) {
+		uint32_t row =
+			first_row_of<OUTPUTS>(seat) + seat->warp % 4 * 16 + seat->lane / 4 + i * 8;
+		float factor = factor_of(amax[i]);
+
+#pragma unroll
+		for (int j = 0; j < OUTPUTS / 8; j++) {
+			v[4 * j + 2 * i] *= factor;
+			v[4 * j + 2 * i + 1] *= factor;
+		}
+		if (seat->lane % 4 == 0 && row < tile->rows && first_output_of<OUTPUTS>(seat) == 0)
+			args->out_scales[(uint64_t)(tile->first_row + row) *
+						 args->out_scales_pitch +
+					 tile->m_tile] = scale_of(amax[i]);
+	}
+}
+
+template <int WHICH, int OUTPUTS>
+static __device__ void leave_wide(const struct layer_args *args, struct shared_memory *mine,
+	const struct tile *tile, const struct seat *seat, float (*acc)[OUTPUTS / 2])
+{
+	uint32_t first = first_row_of<OUTPUTS>(seat), m = first_output_of<OUTPUTS>(seat);
+
 	if constexpr (WHICH == LAYER_GATE_UP) {
-		activate<128>(args->activation, acc);
-		quantise_wide(args, tile, seat, acc[0]);
-		store_wide<uint8_t>(args, mine, tile, seat, tile->m_tile * 128, acc[0]);
+		activate<OUTPUTS>(args->activation, acc);
+		quantise_wide<OUTPUTS>(args, mine, tile, seat, acc[0]);
+		store_wide<OUTPUTS, uint8_t>(
+			args, mine, tile, seat, first, tile->m_tile * 128 + m, acc[0]);
 	} else {
 #pragma unroll
 		for (int half = 0; half < 2; half++)
-			store_wide<__nv_bfloat16>(
-				args, mine, tile, seat, tile->m_tile * 256 + half * 128, acc[half]);
+			store_wide<OUTPUTS, __nv_bfloat16>(args, mine, tile, seat, first,
+				tile->m_tile * 256 + half * 128 + m, acc[half]);
 	}
 }
 

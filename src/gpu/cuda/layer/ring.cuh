@@ -12,7 +12,7 @@
 #define ROWS_BYTES (WIDTH_MAX * 128)
 #define CONSUMERS 256
 #define THREADS (128 + CONSUMERS)
-#define NARROW_MAX 64 /* rows of tiles that are quantised row by row across warps */
+#define NARROW_MAX 16 /* rows of tiles in fp8 that are the narrow side of products */
 #define SCALE_CHUNKS 2
 #define CHUNK_BLOCKS 32u /* of k, whose weights' scales come together */
 #define TILES_OF_H 2     /* that consumers are ahead of who tells of them, or loads of who looks */
@@ -26,6 +26,7 @@ struct shared_memory {
 	float of_weights[SCALE_CHUNKS][2][CHUNK_BLOCKS]; /* scales of both halves */
 	uint8_t out[2][OUT_WIDTH * OUT_PITCH];
 	float amax[CONSUMERS / 32][NARROW_MAX], factors[NARROW_MAX];
+	float amax_of_group[2][64];
 	uint64_t full[STAGES], empty[STAGES];
 	uint64_t scaled[SCALE_CHUNKS], taken[SCALE_CHUNKS];
 	struct tile_list list;
@@ -77,6 +78,18 @@ static __device__ uint32_t hear_tile(
 struct seat {
 	uint32_t group, warp, lane; /* warp: of both groups */
 };
+
+/* fp8, more than NARROW_MAX rows: they are the side of 64, and a warpgroup has of each half OUTPUTS
+ * outputs, all 128 of its own 64 rows, or 64 of the same rows as the other. */
+template <int OUTPUTS> static __device__ uint32_t first_row_of(const struct seat *seat)
+{
+	return OUTPUTS == 128 ? seat->group * 64 : 0;
+}
+
+template <int OUTPUTS> static __device__ uint32_t first_output_of(const struct seat *seat)
+{
+	return OUTPUTS == 128 ? 0 : seat->group * 64;
+}
 
 /* What waits took and when a block came to a place, in nanoseconds: in tern-lab-gemm-trace alone.
  */

@@ -33,9 +33,18 @@ static __device__ uint32_t parts_of(uint32_t rows, uint32_t most)
 	return (rows + most - 1) / most;
 }
 
+/* Of at most 128 rows. In fp8 more than 64 take what 128 do, and three parts of up to 64 less than
+ * two of these. */
+static __device__ uint32_t most_rows_parts(const struct layer_args *args, uint32_t rows)
+{
+	bool fp8 = args->weights_scales != NULL;
+
+	return fp8 && rows > 128 && rows <= 192 ? 3 : parts_of(rows, WIDTH_MAX);
+}
+
 /* Of an expert, equal ones: tiles that share weights find them in L2 as long as they run in step
  * (docs/notebook/gpu-layer-time.md). They have at most 32 or 64 rows if all tiles have a block each
- * even so, since blocks without one do nothing; else 128, since each reads its weights. By all
+ * even so, since blocks without one do nothing; else more, since each reads its weights. By all
  * threads of a block. */
 static __device__ uint32_t parts_of_rows(
 	const struct layer_args *args, struct tile_list *list, uint32_t rows)
@@ -43,7 +52,7 @@ static __device__ uint32_t parts_of_rows(
 	/* Both sums in one; of more than 255 parts no block is left for each. */
 	uint32_t parts = min(parts_of(rows, 32), 255u) | min(parts_of(rows, 64), 255u) << 16;
 	uint32_t warp = threadIdx.x / 32, sum = __reduce_add_sync(~0u, parts);
-	uint32_t whole = __reduce_add_sync(~0u, min(parts_of(rows, WIDTH_MAX), 255u));
+	uint32_t whole = __reduce_add_sync(~0u, min(most_rows_parts(args, rows), 255u));
 
 	if (warp < LIST_WARPS && threadIdx.x % 32 == 0) {
 		list->parts[warp] = sum;
@@ -53,10 +62,11 @@ static __device__ uint32_t parts_of_rows(
 	sum = 0;
 	for (uint32_t w = 0; w < LIST_WARPS; w++)
 		sum += list->parts[w];
-	static_assert(WIDTH_MAX == 1u << 7, "the last of these");
-	return parts_of(rows, 1u << ((sum & 0xffff) * args->m_tiles <= gridDim.x ? 5
-				      : (sum >> 16) * args->m_tiles <= gridDim.x ? 6
-										 : 7));
+	if ((sum & 0xffff) * args->m_tiles <= gridDim.x)
+		return parts_of(rows, 32);
+	if ((sum >> 16) * args->m_tiles <= gridDim.x)
+		return parts_of(rows, 64);
+	return most_rows_parts(args, rows);
 }
 
 /* By whole blocks of at least LIST_WARPS warps, each of which has an expert a lane: all counts are
