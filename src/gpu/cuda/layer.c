@@ -10,10 +10,14 @@
 
 /* If all ranks send as many tokens. Of a rank: with more, clusters cost gate and up 1 to 5 %. */
 #define MOST_CLUSTERED_ROWS 2048
-/* Of an expert: with more, down's tiles that share weights are better side by side, unless they are
- * short, of few bytes of h (docs/notebook/gpu-layer-time.md). */
+/* Of an expert, in bf16: with more, down's tiles that share weights are better side by side, unless
+ * they are short, of few bytes of h. In fp8 down's are drawn always, and gate and up's from so many
+ * rows on where blocks have several: rows are then whole tiles and a rest
+ * (docs/notebook/gpu-layer-time.md). */
 #define MOST_DRAWN_ROWS 96
 #define MOST_SHORT_BYTES 1024
+#define LEAST_DRAWN_ROWS 128
+#define LEAST_DRAWN_TILES 2 /* a block */
 
 struct prepared {
 	struct device_layer_rows rows; /* all zeros: nothing */
@@ -183,8 +187,17 @@ static uint64_t expected_rows(const struct device_exchange *x, uint32_t slot)
 
 static bool draws_down(const struct layer_shape *shape, uint64_t rows)
 {
-	return rows <= (uint64_t)shape->experts * MOST_DRAWN_ROWS ||
-	       shape->inner * (shape->dtype == LAYER_FP8 ? 1 : 2) <= MOST_SHORT_BYTES;
+	return shape->dtype == LAYER_FP8 || rows <= (uint64_t)shape->experts * MOST_DRAWN_ROWS ||
+	       shape->inner * 2 <= MOST_SHORT_BYTES;
+}
+
+static bool draws_gate_up(const struct device_layer *l, uint64_t rows)
+{
+	uint64_t tiles = rows / 128 * ((l->shape.inner + 127) / 128);
+
+	return l->shape.dtype == LAYER_FP8 &&
+	       rows >= (uint64_t)l->shape.experts * LEAST_DRAWN_ROWS &&
+	       tiles >= (uint64_t)l->nr_sms * LEAST_DRAWN_TILES;
 }
 
 /* Clusters keep blocks of an early kernel side by side, as those of others are anyway. Gate and up
@@ -197,7 +210,7 @@ static int put_products(const struct device_layer *l, struct prepared *p,
 	bool early = l->exchange->early;
 	const struct layer_grid gate_up = {.blocks = l->nr_sms,
 		.early = early && beside,
-		.drawn = beside,
+		.drawn = beside || draws_gate_up(l, rows),
 		.clusters = l->clusters_fit && rows <= MOST_CLUSTERED_ROWS && !beside};
 	const struct layer_grid down = {.blocks = l->nr_sms,
 		.early = early,

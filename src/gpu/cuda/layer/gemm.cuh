@@ -368,7 +368,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 		await_counts(&args, mine);
 	else if (WHICH == LAYER_GATE_UP)
 		wait_for_kernel_before();
-	list_experts(&args, &mine->list);
+	list_experts(&args, &mine->list, DRAWN);
 	__syncthreads();
 	let_next_kernel_start(); /* which reads counts as well */
 	if (threadIdx.x == 0)

@@ -19,8 +19,8 @@ struct expert_tiles {
 struct tile_list {
 	struct expert_tiles experts[LAYER_EXPERTS_MAX + 1];
 	uint32_t tiles[LIST_WARPS], listed[LIST_WARPS]; /* of 32 experts each */
-	/* Likewise, were they of at most 32 rows, and of 64 << 16; and of 128. */
-	uint32_t parts[LIST_WARPS], whole[LIST_WARPS];
+	/* Likewise, were they of at most 32 rows, and of 64 << 16; and as few as may be. */
+	uint32_t parts[LIST_WARPS], least[LIST_WARPS];
 };
 
 struct tile {
@@ -33,45 +33,55 @@ static __device__ uint32_t parts_of(uint32_t rows, uint32_t most)
 	return (rows + most - 1) / most;
 }
 
-/* Of at most 128 rows. In fp8 more than 64 take what 128 do, and three parts of up to 64 less than
- * two of these. */
-static __device__ uint32_t most_rows_parts(const struct layer_args *args, uint32_t rows)
+/* At least so many, of at most 128 rows. In fp8 three of up to 64 take less than two of more. */
+static __device__ uint32_t least_parts(const struct layer_args *args, uint32_t rows)
 {
-	bool fp8 = args->weights_scales != NULL;
-
-	return fp8 && rows > 128 && rows <= 192 ? 3 : parts_of(rows, WIDTH_MAX);
+	return args->weights_scales && rows > 128 && rows <= 192 ? 3 : parts_of(rows, WIDTH_MAX);
 }
 
-/* Of an expert, equal ones: tiles that share weights find them in L2 as long as they run in step
- * (docs/notebook/gpu-layer-time.md). They have at most 32 or 64 rows if all tiles have a block each
- * even so, since blocks without one do nothing; else more, since each reads its weights. By all
- * threads of a block. */
-static __device__ uint32_t parts_of_rows(
-	const struct layer_args *args, struct tile_list *list, uint32_t rows)
+struct parts {
+	uint32_t nr, step;
+};
+
+static __device__ struct parts equal_parts(uint32_t rows, uint32_t nr)
+{
+	return {nr, rows ? parts_of(rows, nr) : 0};
+}
+
+/* Of an expert's rows: tiles that share weights find them in L2 as long as they run in step
+ * (docs/notebook/gpu-layer-time.md). So they are equal ones; drawn tiles begin together, and in fp8
+ * may be whole ones and a rest that takes half as long. They have at most 32 or 64 rows if all have
+ * a block each even so, since blocks without one do nothing; else more, since each reads its
+ * weights. By all threads of a block. */
+static __device__ struct parts parts_of_rows(
+	const struct layer_args *args, struct tile_list *list, uint32_t rows, bool drawn)
 {
 	/* Both sums in one; of more than 255 parts no block is left for each. */
 	uint32_t parts = min(parts_of(rows, 32), 255u) | min(parts_of(rows, 64), 255u) << 16;
 	uint32_t warp = threadIdx.x / 32, sum = __reduce_add_sync(~0u, parts);
-	uint32_t whole = __reduce_add_sync(~0u, min(most_rows_parts(args, rows), 255u));
+	uint32_t least = __reduce_add_sync(~0u, min(least_parts(args, rows), 255u));
 
 	if (warp < LIST_WARPS && threadIdx.x % 32 == 0) {
 		list->parts[warp] = sum;
-		list->whole[warp] = whole;
+		list->least[warp] = least;
 	}
 	__syncthreads();
 	sum = 0;
 	for (uint32_t w = 0; w < LIST_WARPS; w++)
 		sum += list->parts[w];
 	if ((sum & 0xffff) * args->m_tiles <= gridDim.x)
-		return parts_of(rows, 32);
+		return equal_parts(rows, parts_of(rows, 32));
 	if ((sum >> 16) * args->m_tiles <= gridDim.x)
-		return parts_of(rows, 64);
-	return most_rows_parts(args, rows);
+		return equal_parts(rows, parts_of(rows, 64));
+	if (drawn && args->weights_scales && rows > WIDTH_MAX && (rows - 1) % WIDTH_MAX < 64)
+		return {parts_of(rows, WIDTH_MAX), WIDTH_MAX};
+	return equal_parts(rows, least_parts(args, rows));
 }
 
 /* By whole blocks of at least LIST_WARPS warps, each of which has an expert a lane: all counts are
  * read at once, as they are what everything waits for. */
-static __device__ void list_experts(const struct layer_args *args, struct tile_list *list)
+static __device__ void list_experts(
+	const struct layer_args *args, struct tile_list *list, bool drawn)
 {
 	uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, e = threadIdx.x;
 	uint64_t first_row = e < args->experts ? args->by_expert.offsets[e] : args->rows_max;
@@ -79,9 +89,8 @@ static __device__ void list_experts(const struct layer_args *args, struct tile_l
 	uint32_t rows = first_row < args->rows_max ? min((uint64_t)args->by_expert.counts[e],
 							     args->rows_max - first_row)
 						   : 0;
-	uint32_t parts = parts_of_rows(args, list, rows);
-	uint32_t step = rows ? parts_of(rows, parts) : 0;
-	uint32_t here = parts * args->m_tiles, sum = here;
+	struct parts parts = parts_of_rows(args, list, rows, drawn);
+	uint32_t here = parts.nr * args->m_tiles, sum = here;
 	uint32_t with_rows = __ballot_sync(~0u, rows),
 		 place = __popc(with_rows & ((1u << lane) - 1));
 
@@ -101,8 +110,9 @@ static __device__ void list_experts(const struct layer_args *args, struct tile_l
 		place += list->listed[w];
 	}
 	if (rows)
-		list->experts[place] = {(uint8_t)e, (uint8_t)step,
-			(uint8_t)(rows - (parts - 1) * step), parts, sum, (uint32_t)first_row};
+		list->experts[place] = {(uint8_t)e, (uint8_t)parts.step,
+			(uint8_t)(rows - (parts.nr - 1) * parts.step), parts.nr, sum,
+			(uint32_t)first_row};
 	else if (threadIdx.x == LAYER_EXPERTS_MAX)
 		list->experts[place] = {0, 0, 0, 0, sum, 0};
 }
@@ -112,14 +122,14 @@ static __device__ uint32_t rows_of(const struct expert_tiles *e)
 	return (e->parts - 1) * e->step + e->last;
 }
 
-/* Has each block a tile of h of 128 rows at most? Gate and up and down agree on it, and then down
- * waits for the end of gate and up, which says sooner than counts that all tiles are there. */
+/* Has each block a tile of h, of as many rows as may be? Gate and up and down agree on it, and then
+ * down waits for the end of gate and up, which says sooner than counts that all tiles are there. */
 static __device__ bool is_one_wave(const struct tile_list *list, uint32_t tiles_of_h)
 {
 	uint32_t sum = 0;
 
 	for (uint32_t w = 0; w < LIST_WARPS; w++)
-		sum += list->whole[w];
+		sum += list->least[w];
 	return sum * tiles_of_h <= gridDim.x;
 }
 
