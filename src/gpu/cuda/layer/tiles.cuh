@@ -51,14 +51,14 @@ static __device__ struct parts equal_parts(uint32_t rows, uint32_t nr)
 /* Of an expert's rows: tiles that share weights find them in L2 as long as they run in step
  * (docs/notebook/gpu-layer-time.md). So they are equal ones; drawn tiles begin together, and in fp8
  * may be whole ones and a rest that takes half as long. They have at most 32 or 64 rows if all have
- * a block each even so, since blocks without one do nothing; else more, since each reads its
- * weights. By all threads of a block. */
+ * a block each even so, since blocks without one do nothing, and in fp8 64, if of larger ones some
+ * blocks had two; else more, since each reads its weights. By all threads of a block. */
 static __device__ struct parts parts_of_rows(
 	const struct layer_args *args, struct tile_list *list, uint32_t rows, bool drawn)
 {
 	/* Both sums in one; of more than 255 parts no block is left for each. */
 	uint32_t parts = min(parts_of(rows, 32), 255u) | min(parts_of(rows, 64), 255u) << 16;
-	uint32_t warp = threadIdx.x / 32, sum = __reduce_add_sync(~0u, parts);
+	uint32_t warp = threadIdx.x / 32, sum = __reduce_add_sync(~0u, parts), most = gridDim.x;
 	uint32_t least = __reduce_add_sync(~0u, min(least_parts(args, rows), 255u));
 
 	if (warp < LIST_WARPS && threadIdx.x % 32 == 0) {
@@ -66,12 +66,17 @@ static __device__ struct parts parts_of_rows(
 		list->least[warp] = least;
 	}
 	__syncthreads();
-	sum = 0;
-	for (uint32_t w = 0; w < LIST_WARPS; w++)
+	sum = least = 0;
+	for (uint32_t w = 0; w < LIST_WARPS; w++) {
 		sum += list->parts[w];
+		least += list->least[w];
+	}
+	least *= args->m_tiles;
+	if (args->weights_scales && least > gridDim.x && least <= gridDim.x * 3 / 2)
+		most = gridDim.x * 5 / 2;
 	if ((sum & 0xffff) * args->m_tiles <= gridDim.x)
 		return equal_parts(rows, parts_of(rows, 32));
-	if ((sum >> 16) * args->m_tiles <= gridDim.x)
+	if ((sum >> 16) * args->m_tiles <= most)
 		return equal_parts(rows, parts_of(rows, 64));
 	if (drawn && args->weights_scales && rows > WIDTH_MAX && (rows - 1) % WIDTH_MAX < 64)
 		return {parts_of(rows, WIDTH_MAX), WIDTH_MAX};
