@@ -50,9 +50,10 @@ static __device__ struct parts equal_parts(uint32_t rows, uint32_t nr)
 
 /* Of an expert's rows: tiles that share weights find them in L2 as long as they run in step
  * (docs/notebook/gpu-layer-time.md). So they are equal ones; drawn tiles begin together, and in fp8
- * may be whole ones and a rest that takes half as long. They have at most 32 or 64 rows if all have
- * a block each even so, since blocks without one do nothing, and in fp8 64, if of larger ones some
- * blocks had two; else more, since each reads its weights. By all threads of a block. */
+ * may be whole ones and a rest that takes half as long, if blocks have several. They have at most
+ * 32 or 64 rows if all have a block each even so, since blocks without one do nothing, and in fp8
+ * 64, if of larger ones some blocks had two; else more, since each reads its weights. By all
+ * threads of a block. */
 static __device__ struct parts parts_of_rows(
 	const struct layer_args *args, struct tile_list *list, uint32_t rows, bool drawn)
 {
@@ -78,7 +79,8 @@ static __device__ struct parts parts_of_rows(
 		return equal_parts(rows, parts_of(rows, 32));
 	if ((sum >> 16) * args->m_tiles <= most)
 		return equal_parts(rows, parts_of(rows, 64));
-	if (drawn && args->weights_scales && rows > WIDTH_MAX && (rows - 1) % WIDTH_MAX < 64)
+	if (drawn && args->weights_scales && least > gridDim.x * 2 && rows > WIDTH_MAX &&
+		(rows - 1) % WIDTH_MAX < 64)
 		return {parts_of(rows, WIDTH_MAX), WIDTH_MAX};
 	return equal_parts(rows, least_parts(args, rows));
 }
