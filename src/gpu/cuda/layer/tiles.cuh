@@ -91,11 +91,17 @@ static __device__ void list_experts(
 	const struct layer_args *args, struct tile_list *list, bool drawn)
 {
 	uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, e = threadIdx.x;
-	uint64_t first_row = e < args->experts ? args->by_expert.offsets[e] : args->rows_max;
+	uint64_t first_row = args->rows_max;
+	uint32_t rows = 0;
+
+	/* Both at once: trips to L2 are what everything waits for. */
+	if (e < args->experts) {
+		first_row = args->by_expert.offsets[e];
+		rows = args->by_expert.counts[e];
+	}
 	/* Of an exchange that has failed they may be anything. */
-	uint32_t rows = first_row < args->rows_max ? min((uint64_t)args->by_expert.counts[e],
-							     args->rows_max - first_row)
-						   : 0;
+	rows = first_row < args->rows_max ? min((uint64_t)rows, args->rows_max - first_row) : 0;
+
 	struct parts parts = parts_of_rows(args, list, rows, drawn);
 	uint32_t here = parts.nr * args->m_tiles, sum = here;
 	uint32_t with_rows = __ballot_sync(~0u, rows),
