@@ -19,7 +19,7 @@ struct expert_tiles {
 struct tile_list {
 	struct expert_tiles experts[LAYER_EXPERTS_MAX + 1];
 	uint32_t tiles[LIST_WARPS], listed[LIST_WARPS]; /* of 32 experts each */
-	/* Likewise, were they of at most 32 rows, and of 64 << 16; and as few as may be. */
+	/* Likewise, were they of few rows, and of at most 64 << 16; and as few as may be. */
 	uint32_t parts[LIST_WARPS], least[LIST_WARPS];
 };
 
@@ -51,14 +51,15 @@ static __device__ struct parts equal_parts(uint32_t rows, uint32_t nr)
 /* Of an expert's rows: tiles that share weights find them in L2 as long as they run in step
  * (docs/notebook/gpu-layer-time.md). So they are equal ones; drawn tiles begin together, and in fp8
  * may be whole ones and a rest that takes half as long, if blocks have several. They have at most
- * 32 or 64 rows if all have a block each even so, since blocks without one do nothing, and in fp8
- * 64, if of larger ones some blocks had two; else more, since each reads its weights. By all
- * threads of a block. */
+ * 32 rows, in fp8 16, or 64 if all have a block each even so, since blocks without one do nothing,
+ * and in fp8 64 if of larger ones some blocks had two; else more, since each reads its weights. By
+ * all threads of a block. */
 static __device__ struct parts parts_of_rows(
 	const struct layer_args *args, struct tile_list *list, uint32_t rows, bool drawn)
 {
+	const uint32_t few = args->weights_scales ? 16 : 32;
 	/* Both sums in one; of more than 255 parts no block is left for each. */
-	uint32_t parts = min(parts_of(rows, 32), 255u) | min(parts_of(rows, 64), 255u) << 16;
+	uint32_t parts = min(parts_of(rows, few), 255u) | min(parts_of(rows, 64), 255u) << 16;
 	uint32_t warp = threadIdx.x / 32, sum = __reduce_add_sync(~0u, parts), most = gridDim.x;
 	uint32_t least = __reduce_add_sync(~0u, min(least_parts(args, rows), 255u));
 
@@ -76,7 +77,7 @@ static __device__ struct parts parts_of_rows(
 	if (args->weights_scales && least > gridDim.x && least <= gridDim.x * 3 / 2)
 		most = gridDim.x * 5 / 2;
 	if ((sum & 0xffff) * args->m_tiles <= gridDim.x)
-		return equal_parts(rows, parts_of(rows, 32));
+		return equal_parts(rows, parts_of(rows, few));
 	if ((sum >> 16) * args->m_tiles <= most)
 		return equal_parts(rows, parts_of(rows, 64));
 	if (drawn && args->weights_scales && least > gridDim.x * 2 && rows > WIDTH_MAX &&
