@@ -12,7 +12,8 @@
  *                rows wait for
  *   warp 2       in fp8, weights' scales
  *   warp 3       tells down's blocks which rows of h are there (deal.cuh)
- *   warps 4..11  two warpgroups: each has 64 weights' rows of both halves
+ *   warps 4..11  two warpgroups: each has 64 weights' rows of both halves, or as first_row_of and
+ *                first_output_of say
  *
  * Blocks stay, and take every gridDim.x-th tile, or draw them (deal.cuh); tiles lie by expert,
  * weights' rows, rows, so that those which share weights run side by side.
@@ -288,7 +289,7 @@ static __device__ void compute(const struct layer_args *args, struct shared_memo
 				compute_tile<T, WHICH, 32>(
 					args, mine, &tile, &seat, &place, &chunk, &waited);
 				break;
-			} /* fp8: as 64, and fewer are loaded */
+			} /* fp8: as 64, of which nobody stores those that are not loaded */
 		case 3:
 			compute_tile<T, WHICH, 64>(
 				args, mine, &tile, &seat, &place, &chunk, &waited);
