@@ -178,7 +178,7 @@ static __device__ void multiply_wide(const struct layer_args *args, struct share
 	float (*acc)[OUTPUTS / 2], uint64_t *waited)
 {
 	const int of_half = OUTPUTS / 64, parts = 2 * of_half;
-	uint32_t row = first_row_of<OUTPUTS>(seat) + seat->warp % 4 * 16 + seat->lane / 4;
+	uint32_t row = first_row_of<OUTPUTS>(seat) + row_of_64(seat);
 	uint32_t a[4][4];
 	float d[2][32], last[2] = {0, 0};
 

@@ -115,7 +115,7 @@ static __device__ void store_outputs(const struct layer_args *args, struct share
 #pragma unroll
 			for (int i = 0; i < 4; i++) {
 				int row = 8 * j + seat->lane % 4 * 2 + i % 2;
-				int output = seat->warp % 4 * 16 + seat->lane / 4 + i / 2 * 8;
+				int output = row_of_64(seat) + i / 2 * 8;
 
 				((U *)(out + row * OUT_PITCH))[output] =
 					value(begin / 2 + 4 * j + i);
@@ -226,7 +226,7 @@ static __device__ void store_wide(const struct layer_args *args, struct shared_m
 		for (int j = 0; j < at_once / 8; j++)
 #pragma unroll
 			for (int i = 0; i < 2; i++) {
-				int row = seat->warp % 4 * 16 + seat->lane / 4 + i * 8;
+				int row = row_of_64(seat) + i * 8;
 				int at = begin / 2 + 4 * j + 2 * i;
 
 				put_pair(out + row * OUT_PITCH +
@@ -263,7 +263,7 @@ template <int OUTPUTS> static __device__ void amax_of_rows(const float *v, float
  * read. */
 static __device__ void share_amax(struct shared_memory *mine, const struct seat *seat, float *amax)
 {
-	uint32_t row = seat->warp % 4 * 16 + seat->lane / 4;
+	uint32_t row = row_of_64(seat);
 
 	sync_threads(1, CONSUMERS);
 	if (seat->lane % 4 == 0) {
@@ -286,8 +286,7 @@ static __device__ void quantise_wide(const struct layer_args *args, struct share
 		share_amax(mine, seat, amax);
 #pragma unroll
 	for (int i = 0; i < 2; i++) {
-		uint32_t row =
-			first_row_of<OUTPUTS>(seat) + seat->warp % 4 * 16 + seat->lane / 4 + i * 8;
+		uint32_t row = first_row_of<OUTPUTS>(seat) + row_of_64(seat) + i * 8;
 		float factor = factor_of(amax[i]);
 
 #pragma unroll

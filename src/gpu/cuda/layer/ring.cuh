@@ -79,6 +79,12 @@ struct seat {
 	uint32_t group, warp, lane; /* warp: of both groups */
 };
 
+/* Of a product's 64 rows: a thread has this one, and that 8 further on. */
+static __device__ uint32_t row_of_64(const struct seat *seat)
+{
+	return seat->warp % 4 * 16 + seat->lane / 4;
+}
+
 /* fp8, more than NARROW_MAX rows: they are the side of 64, and a warpgroup has of each half OUTPUTS
  * outputs, all 128 of its own 64 rows, or 64 of the same rows as the other. */
 template <int OUTPUTS> static __device__ uint32_t first_row_of(const struct seat *seat)
