@@ -1,8 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""One round of a file of tern bench --trace, all ranks below each other on one clock: of ranks' threads, or of GPUs' blocks, each a thin line. Several files are drawn below each other, as long as their rounds take.
+"""One round of a file of tern bench --trace, all ranks below each other on one clock: of ranks'
+threads, or of GPUs' blocks, each a thin line. Several files are drawn below each other, as long as
+their rounds take.
 
-    trace.py TRACE.json... PICTURE.png [--case N] [--round N] [--title TEXT]...      N from 0 (0, 1); a title for each file"""
+    trace.py TRACE.json... PICTURE.png [--case N] [--round N] [--title TEXT]...
+
+N from 0 (0, 1); a title for each file."""
 import argparse
 import collections
 import json
@@ -112,7 +116,8 @@ def draw(axes, trace, case, number, title):
     axes.set_yticks([at for at, _ in ticks], [name for _, name in ticks])
     axes.invert_yaxis()
     axes.set_title(title or case[2], fontsize=10)
-    return last - first, len(ticks), {s[2] for spans in lines.values() for s in spans if first <= s[0] and s[1] <= last}
+    inside = (s for spans in lines.values() for s in spans if first <= s[0] and s[1] <= last)
+    return last - first, len(ticks), {s[2] for s in inside}
 
 
 def of_blocks(names):
@@ -125,7 +130,7 @@ def height_of(trace):
 
 
 def main():
-    arguments = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    arguments = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0])
     arguments.add_argument("traces", nargs="+")
     arguments.add_argument("picture")
     arguments.add_argument("--case", type=int, default=0)
@@ -134,15 +139,18 @@ def main():
     a = arguments.parse_args()
     traces = [read(path) for path in a.traces]
     nr = len(traces)
-    figure, axes = plt.subplots(nr, figsize=(11, 0.5 + sum(map(height_of, traces)) * (1 if nr == 1 else 0.75)), sharex=True, squeeze=False)
-    drawn = [draw(axes[i][0], trace, a.case, a.round, a.title[i] if i < len(a.title) else None) for i, trace in enumerate(traces)]
+    height = 0.5 + sum(map(height_of, traces)) * (1 if nr == 1 else 0.75)
+    figure, axes = plt.subplots(nr, figsize=(11, height), sharex=True, squeeze=False)
+    titles = a.title + [None] * nr
+    drawn = [draw(*each, a.case, a.round, title) for *each, title in zip(axes[:, 0], traces, titles)]
     bottom = axes[-1][0]
     bottom.set_xlim(0, max(took for took, _, _ in drawn))
     bottom.set_xlabel("us")
     used = set().union(*(what for _, _, what in drawn))
     shown = [w for w in COLOURS if w in used]
-    bottom.legend([plt.Rectangle((0, 0), 1, 1, color=COLOURS[w]) for w in shown], [w.removesuffix(" for").removesuffix(" of").removesuffix(" to") for w in shown],
-                  ncols=len(shown), loc="upper center", bbox_to_anchor=(0.5, -0.12 - 0.35 / drawn[-1][1]), frameon=False, fontsize=8)
+    bottom.legend([plt.Rectangle((0, 0), 1, 1, color=COLOURS[w]) for w in shown],
+                  [re.sub(" (for|of|to)$", "", w) for w in shown], ncols=len(shown), frameon=False,
+                  fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.12 - 0.35 / drawn[-1][1]))
     figure.savefig(a.picture, dpi=90, bbox_inches="tight")
 
 
