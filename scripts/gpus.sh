@@ -269,7 +269,9 @@ stage_sanitize() {
 		done
 		step "sanitize/$tool-1" 60 sanitize "$tool" "$BUILD/tern" bench --device cuda --ranks 1 "${small[@]}" --dtype fp8,bf16,fp16,fp32 --tokens 33 --layout contiguous,padded,source --reduce home,expert --iters 4
 		for gates in 0 64; do
-			step "sanitize/$tool-layer-$gates" 60 sanitize "$tool" "$BUILD/tern" bench --layer --device cuda --ranks 1 "${small[@]}" --inner 256 --dtype fp8,bf16 --tokens 1,33,200 --gates $gates --iters 2
+			step "sanitize/$tool-layer-$gates" 60 sanitize "$tool" "$BUILD/tern" bench --layer \
+				--device cuda --ranks 1 "${small[@]}" --inner 256 --dtype fp8,bf16 \
+				--tokens 1,33,200 --gates $gates --iters 2
 		done
 		[ "$gpus" -lt 2 ] ||
 			step "sanitize/$tool-$most" 60 sanitize "$tool" "$BUILD/tern" bench --device cuda --ranks "$most" "${small[@]}" --dtype fp8,bf16 --tokens 9 --uneven --drop 0.2 --reduce home,expert --iters 4

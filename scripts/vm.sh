@@ -33,7 +33,7 @@ fetch() {
 	(cd "$CACHE/packages" && apt-get download -qq "$image" busybox-static perftest libibumad3 librdmacm1 libpci3 >/dev/null 2>&1) ||
 		give_up "could not fetch $image and busybox-static"
 	for package in "$CACHE"/packages/*.deb; do
-		dpkg -x "$package" "$CACHE/root" || give_up "could not unpack $package"
+		dpkg -x "$package" "$CACHE/unpacked" || give_up "could not unpack $package"
 	done
 	rm -r "$CACHE/packages"
 	touch "$CACHE/fetched"
@@ -67,18 +67,18 @@ needed_modules() {
 }
 
 make_initramfs() {
-	local busybox=$CACHE/root/bin/busybox version tree=$CACHE/initramfs path
+	local busybox=$CACHE/unpacked/bin/busybox version tree=$CACHE/initramfs path
 
-	version=$(ls "$CACHE/root/lib/modules")
-	"$busybox" depmod -b "$CACHE/root" "$version" || give_up "depmod failed"
+	version=$(ls "$CACHE/unpacked/lib/modules")
+	"$busybox" depmod -b "$CACHE/unpacked" "$version" || give_up "depmod failed"
 	rm -rf "$tree"
 	mkdir -p "$tree"/{bin,sbin,dev,proc,sys,new,lib/modules/"$version"}
 	cp "$busybox" "$tree/bin/"
 	ln -s /bin/busybox "$tree/bin/sh"
 	ln -s /bin/busybox "$tree/sbin/modprobe" # the kernel calls it
-	needed_modules "$CACHE/root/lib/modules/$version" | while read -r path; do
+	needed_modules "$CACHE/unpacked/lib/modules/$version" | while read -r path; do
 		mkdir -p "$tree/lib/modules/$version/${path%/*}"
-		cp "$CACHE/root/lib/modules/$version/$path" "$tree/lib/modules/$version/$path"
+		cp "$CACHE/unpacked/lib/modules/$version/$path" "$tree/lib/modules/$version/$path"
 	done
 	touch "$tree/lib/modules/$version"/modules.{order,builtin}
 	"$busybox" depmod -b "$tree" "$version" || give_up "depmod failed"
@@ -94,7 +94,7 @@ prepare() {
 	done
 	fetch
 	if [ ! -e "$CACHE/prepared" ] || [ scripts/vm.sh -nt "$CACHE/prepared" ] || [ scripts/vm/init -nt "$CACHE/prepared" ]; then
-		unpack_kernel "$CACHE"/root/boot/vmlinuz-*
+		unpack_kernel "$CACHE"/unpacked/boot/vmlinuz-*
 		make_initramfs
 		touch "$CACHE/prepared"
 	fi
@@ -109,7 +109,7 @@ write_job() {
 	{
 		printf 'cd %q\n' "$PWD"
 		export -p | grep -E '^declare -x (TERN_|BUILD|[A-Z]+SAN_OPTIONS|CMOCKA_)'
-		printf 'export LD_LIBRARY_PATH=%q PATH=$PATH:%q\n' "$CACHE/root/usr/lib/x86_64-linux-gnu" "$CACHE/root/usr/bin"
+		printf 'export LD_LIBRARY_PATH=%q PATH=$PATH:%q\n' "$CACHE/unpacked/usr/lib/x86_64-linux-gnu" "$CACHE/unpacked/usr/bin"
 		printf '%q ' "$@"
 		echo
 	} >"$shared/job"
