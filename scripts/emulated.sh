@@ -18,7 +18,6 @@ on_emulated_gpus() {
 	emulated emulated/device_sliced "$BUILD" TERN_FORCE_SLICES=1 TERN_TEST_WITHOUT=ht_,scales TERN_TEST_DIVISOR=4 TERN_TEST_SEED=2025 TERN_TEST_CASES=6 "$BUILD/tests/device/test_device"
 	emulated emulated/device_either "$BUILD" TERN_FORCE_SLICES=2 TERN_TEST_WITHOUT=ht_,scales,stalled,peer,bad TERN_TEST_DIVISOR=4 TERN_TEST_SEED=2003 TERN_TEST_CASES=4 "$BUILD/tests/device/test_device"
 	emulated emulated/device_many "$BUILD" TERN_FORCE_SLICES=1 TERN_EMULATED_SMS=17 TERN_TEST_WITHOUT=_ TERN_TEST_WIDE=33 TERN_TEST_WIDE_TOKENS=40 TERN_TEST_ROUNDS=2 TERN_TEST_CASES=0 "$BUILD/tests/device/test_device"
-	emulated emulated/place_sliced "$BUILD" TERN_FORCE_SLICES=1 "$BUILD/tests/device/test_place"
 	emulated emulated/hostile_sliced "$BUILD" TERN_FORCE_SLICES=1 TERN_TEST_WITHOUT=count,position,own TERN_TEST_SEED=900 TERN_TEST_CASES=6 "$BUILD/tests/device/test_hostile"
 	emulated emulated/schedules_sliced "$BUILD" TERN_FORCE_SLICES=1 TERN_TEST_SEED=700 TERN_TEST_CASES=8 "$BUILD/tests/emulated/test_schedules"
 	test emulated/divide 60 "$BUILD/tests/emulated/test_divide"
@@ -26,9 +25,8 @@ on_emulated_gpus() {
 	# As many blocks as a real GPU takes, rows larger than 8 KB among them.
 	emulated emulated/device_wide "$BUILD" TERN_EMULATED_SMS=52 TERN_TEST_SHARING=1 TERN_TEST_RANKS=2 TERN_TEST_ROUNDS=2 TERN_TEST_WITHOUT=_ TERN_TEST_SEED=3012 TERN_TEST_CASES=3 "$BUILD/tests/device/test_device"
 	# Two ranks, each of which cuts results as suits its own tokens.
-	emulated emulated/device_two_cuts "$BUILD" TERN_EMULATED_SMS=8 TERN_TEST_SHARING=2 TERN_TEST_RANKS=2 TERN_TEST_WITHOUT=_ TERN_TEST_SEED=1 TERN_TEST_CASES=24 "$BUILD/tests/device/test_device"
+	emulated emulated/device_two_cuts "$BUILD" TERN_EMULATED_SMS=8 TERN_TEST_SHARING=2 TERN_TEST_RANKS=2 TERN_TEST_WITHOUT=_ TERN_TEST_SEED=1 TERN_TEST_CASES=12 "$BUILD/tests/device/test_device"
 	emulated emulated/hostile "$BUILD" TERN_TEST_CASES=8 "$BUILD/tests/device/test_hostile"
-	emulated emulated/hostile_without_lines "$BUILD" TERN_EMULATED_LINES=0 TERN_TEST_SEED=500 TERN_TEST_CASES=4 "$BUILD/tests/device/test_hostile"
 	emulated emulated/long "$BUILD" TERN_TEST_TOTAL=30 "$BUILD/tests/device/test_long"
 	emulated emulated/layer "$BUILD" TERN_TEST_TOTAL=8 TERN_TEST_TOKENS=12 TERN_TEST_HIDDEN=512 "$BUILD/tests/device/test_layer"
 	for name in processes handles elastic elastic-ht closing; do : >"$LOGS/emulated-$name"; done # whose turn it is, of the processes of one test

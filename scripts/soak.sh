@@ -54,7 +54,9 @@ echo "seed $seed, $limit s"
 . scripts/sanitized.sh
 make -s -j"$(nproc)" BUILD="$BUILD" all tests >/dev/null || exit 1
 make -s -j"$(nproc)" "${THREAD[@]}" tests >/dev/null || exit 1
-make -s -j"$(nproc)" "${ADDRESS[@]}" "$BUILD/address/tern" "$BUILD/address/generate" tests >/dev/null || exit 1
+python_calls=$(ls /usr/include/python3.*/Python.h >/dev/null 2>&1 && echo "$BUILD/address/_calls.abi3.so")
+# shellcheck disable=SC2086
+make -s -j"$(nproc)" "${ADDRESS[@]}" "$BUILD/address/tern" "$BUILD/address/libtern.so" "$BUILD/address/generate" $python_calls tests >/dev/null || exit 1
 part=$((limit / 8))
 ! command -v clang-tidy >/dev/null || share tidy scripts/tidy.sh
 share random env TERN_TEST_SEED="$seed" TERN_TEST_SECONDS=$part "$BUILD/tests/exchange/test_random"
@@ -100,7 +102,7 @@ share emulated-hostile-address env TERN_CUDA_LIBRARY="$BUILD/address/emulated/li
 for name in unit/test_agreement unit/test_model unit/test_signal unit/test_soak exchange/test_chunks; do
 	share "${name#*/test_}-address" env ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=1 "$BUILD/address/tests/$name"
 done
-share emulated-gates-thread env TERN_CUDA_LIBRARY="$BUILD/thread/emulated/libtern_cuda.so" TERN_TEST_SEED="$seed" TERN_TEST_MODE=ht TERN_TEST_NODES=ab TERN_TRANSPORT=shm TERN_TEST_WITHOUT=combine TERN_EMULATED_GPUS=2 TERN_EMULATED_SMS=2 \
+share emulated-gates-thread env TERN_CUDA_LIBRARY="$BUILD/thread/emulated/libtern_cuda.so" TERN_TEST_SEED="$seed" TERN_TEST_NODES=ab TERN_TRANSPORT=shm TERN_TEST_WITHOUT=combine TERN_EMULATED_GPUS=2 TERN_EMULATED_SMS=2 \
 	TERN_TEST_SHARING=1 TERN_TEST_CASES=12 TERN_TEST_ROUNDS=2 TERN_EMULATED_STORES=direct TSAN_OPTIONS="halt_on_error=1 suppressions=tests/device/emulate/tsan.supp" "$BUILD/thread/tests/emulated/test_gates"
 share emulated-mutants-thread env LONG=1 THREAD=1 BUILD="$BUILD/thread" tests/device/mutants.sh
 # All that make check has a part of.
@@ -117,7 +119,14 @@ done
 for script in generate nccl; do
 	share emulated-$script-address env BUILD="$BUILD/address" ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 tests/device/$script.sh
 done
+share emulated-generate env BUILD="$BUILD" LONG=1 tests/device/generate.sh
+share emulated-place-sliced env TERN_CUDA_LIBRARY="$BUILD/emulated/libtern_cuda.so" TERN_FORCE_SLICES=1 TERN_TEST_SHARING=7 TERN_TEST_SEED="$seed" "$BUILD/tests/device/test_place"
+share emulated-hostile-without-lines env TERN_CUDA_LIBRARY="$BUILD/emulated/libtern_cuda.so" TERN_EMULATED_LINES=0 TERN_TEST_SEED="$seed" TERN_TEST_CASES=60 "$BUILD/tests/device/test_hostile"
+[ -z "$python_calls" ] || share python-address python/sanitized.sh "$BUILD/address" "$(command -v clang++ >/dev/null && echo clang || echo gcc)"
 # The conformance suite where make check runs less of it, or none.
+for network in sim:fair sim:foul; do
+	share "transport-$network-thread" env TERN_TEST_DIVISOR=8 TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1" "$BUILD/thread/tests/transport/test_transport" "$network"
+done
 for network in $("$BUILD/tests/transport/test_transport" --list | grep '^ofi'); do
 	share "transport-$network" "$BUILD/tests/transport/test_transport" "$network"
 	case $network in

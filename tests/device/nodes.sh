@@ -77,8 +77,7 @@ missed "ll --gates 64"
 judge missed_gates $?
 killed "ll --gates 64"
 judge killed_gates $?
-for mode in ll ht; do
-	[ $mode = ll ] || [ -n "${LONG:-}${GPUS:-}" ] || continue
+for mode in ${LONG:+ll ht} ${GPUS:+ll ht}; do
 	missed $mode
 	judge missed_$mode $?
 	killed $mode
