@@ -268,7 +268,10 @@ static __device__ void compute(const struct layer_args *args, struct shared_memo
 {
 	const struct expert_tiles *at = mine->list.experts;
 	struct place place = {0, 0}, chunk = {0, 0}, hearing = {0, 0};
-	struct seat seat = {threadIdx.x / 128 - 1, threadIdx.x / 32 - 4, threadIdx.x % 32};
+	/* By a shuffle, so that the compiler knows that a warp is of one mind: else it reckons
+	 * operands of products by lane. */
+	const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+	struct seat seat = {warp / 4 - 1, warp - 4, threadIdx.x % 32};
 	struct tile tile;
 	uint64_t waited = 0, since = mark_clock();
 	uint32_t tiles = 0;
