@@ -347,7 +347,8 @@ static void broken_chunks(void **state)
 	expect_right(&job, noise, &job);
 }
 
-int main(void)
+/* test_chunks [PATTERN]: those of that name. */
+int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(layouts),
@@ -361,5 +362,7 @@ int main(void)
 		cmocka_unit_test(broken_chunks),
 	};
 
+	if (argc > 1)
+		cmocka_set_test_filter(argv[1]);
 	return cmocka_run_group_tests_name("chunks", tests, NULL, NULL);
 }
