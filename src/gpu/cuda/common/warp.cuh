@@ -18,6 +18,17 @@ __device__ __forceinline__ uint32_t lane_id()
 	return threadIdx.x % LANES;
 }
 
+/* Of the block's. By a shuffle, by whole warps: so the compiler knows it for the same in all lanes,
+ * and reckons what follows from it once for all of them. */
+__device__ __forceinline__ uint32_t warp_id()
+{
+#ifdef __CUDACC__
+	return __shfl_sync(ALL_LANES, threadIdx.x / LANES, 0);
+#else
+	return threadIdx.x / LANES;
+#endif
+}
+
 __device__ __forceinline__ uint32_t lanes_below()
 {
 	return (1u << lane_id()) - 1;

@@ -232,7 +232,7 @@ static __global__ void __launch_bounds__(512, 1)
 {
 	BLOCK_MEMORY(shared);
 	const struct gpu_exchange *e = &c.exchange;
-	uint32_t warp = threadIdx.x / LANES, nr_warps = blockDim.x / LANES;
+	uint32_t warp = warp_id(), nr_warps = blockDim.x / LANES;
 	bool sends = warp < send_warps;
 	struct turn t = {{shared, {}}, sends,
 		(sends ? warp : warp - send_warps) * gridDim.x + blockIdx.x, send_warps * gridDim.x,

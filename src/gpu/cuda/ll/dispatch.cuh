@@ -89,7 +89,7 @@ static __global__ void __launch_bounds__(512, 1)
 {
 	BLOCK_MEMORY(shared);
 	const struct gpu_exchange *e = &d.exchange;
-	uint32_t warp = threadIdx.x / LANES, nr_warps = blockDim.x / LANES, gate_round;
+	uint32_t warp = warp_id(), nr_warps = blockDim.x / LANES, gate_round;
 
 	if (warp == 0)
 		trace_mark(e, 0);

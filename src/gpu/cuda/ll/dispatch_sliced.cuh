@@ -405,7 +405,7 @@ static __global__ void __launch_bounds__(512, 1)
 	constexpr bool KEPT = CASE == GPU_PLACED && !EITHER && x_kind<X>::LOADS == 1;
 	BLOCK_MEMORY(shared);
 	const struct gpu_exchange *e = &d.exchange;
-	uint32_t warp = threadIdx.x / LANES, nr_warps = blockDim.x / LANES;
+	uint32_t warp = warp_id(), nr_warps = blockDim.x / LANES;
 	struct slices s = slices_in<FORMAT>(shared, e);
 
 	if (warp == 0)
