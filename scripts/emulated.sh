@@ -55,7 +55,7 @@ on_emulated_gpus() {
 	emulated emulated/runs "$BUILD" "$BUILD/tests/device/test_runs"
 	emulated emulated/runs_4_ranks "$BUILD" TERN_TEST_ROUNDS=1 TERN_TEST_WITHOUT=rest TERN_TEST_NODES=aabb TERN_TEST_RANKS=4 "$BUILD/tests/device/test_runs"
 	emulated emulated/writes "$BUILD" TERN_TEST_ROUNDS=2 "$BUILD/tests/device/test_writes"
-	emulated emulated/writes_4_nodes "$BUILD" TERN_TEST_RANKS=8 TERN_TEST_NODES=aabbccdd TERN_TEST_ROUNDS=1 TERN_TEST_WITHOUT=replicas "$BUILD/tests/device/test_writes"
+	emulated emulated/writes_4_nodes "$BUILD" TERN_TEST_RANKS=8 TERN_TEST_NODES=aabbccdd TERN_TEST_ROUNDS=2 TERN_TEST_WITHOUT=replicas "$BUILD/tests/device/test_writes"
 	emulated emulated/device_2_nodes_of_2 "$BUILD" TERN_TEST_RANKS=4 TERN_TEST_NODES=aabb TERN_TRANSPORT=shm TERN_TEST_WITHOUT=_ TERN_TEST_SEED=74 TERN_TEST_CASES=4 "$BUILD/tests/device/test_device"
 	emulated emulated/hostile_direct "$BUILD" TERN_TEST_NODES=ab TERN_TRANSPORT=copying TERN_TEST_SEED=1500 TERN_TEST_CASES=4 "$BUILD/tests/device/test_hostile"
 	emulated emulated/nvlink_domains "$BUILD" TERN_EMULATED_NVLINK_DOMAIN=2 TERN_TEST_WITHOUT=_ TERN_TEST_REPLICAS=0 TERN_TRANSPORT=shm TERN_TEST_SEED=1200 TERN_TEST_CASES=6 "$BUILD/tests/device/test_device"
