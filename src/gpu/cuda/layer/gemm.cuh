@@ -260,6 +260,9 @@ static __device__ void compute_tile(const struct layer_args *args, struct shared
 			leave_gate_up<N>(args, mine, tile, seat, acc, T());
 		else
 			leave_down<N>(args, mine, tile, seat, acc);
+		/* Of a wide tile, which may come next, a warp stores its own rows. */
+		if (sizeof(T) == 1)
+			sync_threads(2 + seat->group, 128);
 	}
 }
 

@@ -76,13 +76,13 @@ static __device__ float factor_of(float amax)
 						     : __fdiv_rn(448.0f, amax);
 }
 
-/* At most ROWS rows of PIECES x 16 bytes each, by a warpgroup: from shared memory to rows of
+/* At most ROWS rows of PIECES x 16 bytes each, by so many threads: from shared memory to rows of
  * memory, of which so many pieces are there. */
-template <int ROWS, int PIECES>
+template <int ROWS, int PIECES, int NR_THREADS>
 static __device__ void store_rows(const uint8_t *from, uint8_t *to, uint64_t to_pitch_bytes,
 	uint32_t rows, uint32_t pieces_there, uint32_t thread)
 {
-	const uint32_t at_once = 128 / PIECES;
+	const uint32_t at_once = NR_THREADS / PIECES;
 	uint32_t row = thread / PIECES, piece = thread % PIECES;
 
 	from += row * OUT_PITCH + piece * 16;
@@ -122,7 +122,7 @@ static __device__ void store_outputs(const struct layer_args *args, struct share
 			}
 		sync_threads(2 + seat->group, 128);
 		if (begin < tile->rows)
-			store_rows<at_once, pieces>(out,
+			store_rows<at_once, pieces, 128>(out,
 				(uint8_t *)args->out +
 					((tile->first_row + begin) * args->out_stride + m) *
 						sizeof(U),
@@ -204,7 +204,8 @@ static __device__ void put_pair(uint8_t *to, float a, float b, __nv_bfloat16)
 	*(__nv_bfloat162 *)to = __floats2bfloat162_rn(a, b);
 }
 
-/* OUTPUTS outputs from m on of 64 rows from `first` on, at most 128 bytes of each at a time. */
+/* OUTPUTS outputs from m on of 64 rows from `first` on, at most 128 bytes of each at a time: of a
+ * warp's 16 rows, by itself. */
 template <int OUTPUTS, class U>
 static __device__ void store_wide(const struct layer_args *args, struct shared_memory *mine,
 	const struct tile *tile, const struct seat *seat, uint32_t first, uint32_t m,
@@ -212,7 +213,9 @@ static __device__ void store_wide(const struct layer_args *args, struct shared_m
 {
 	const int at_once = OUTPUTS * sizeof(U) > 128 ? 128 / sizeof(U) : OUTPUTS;
 	const uint32_t pieces = at_once * sizeof(U) / 16;
-	uint8_t *out = mine->out[seat->group];
+	uint32_t of_warp = seat->warp % 4 * 16, begin_row = first + of_warp;
+	uint32_t rows = tile->rows > begin_row ? tile->rows - begin_row : 0;
+	uint8_t *out = mine->out[seat->group] + of_warp * OUT_PITCH;
 
 #pragma unroll
 	for (int begin = 0; begin < OUTPUTS; begin += at_once) {
@@ -221,26 +224,24 @@ static __device__ void store_wide(const struct layer_args *args, struct shared_m
 					 ? min(pieces, (args->m - here) * (uint32_t)sizeof(U) / 16)
 					 : 0;
 
-		sync_threads(2 + seat->group, 128);
+		__syncwarp();
 #pragma unroll
 		for (int j = 0; j < at_once / 8; j++)
 #pragma unroll
 			for (int i = 0; i < 2; i++) {
-				int row = row_of_64(seat) + i * 8;
+				int row = seat->lane / 4 + i * 8;
 				int at = begin / 2 + 4 * j + 2 * i;
 
 				put_pair(out + row * OUT_PITCH +
 						 (8 * j + seat->lane % 4 * 2) * sizeof(U),
 					v[at], v[at + 1], U());
 			}
-		sync_threads(2 + seat->group, 128);
-		if (first < tile->rows)
-			store_rows<64, pieces>(out,
-				(uint8_t *)args->out +
-					((tile->first_row + first) * args->out_stride + here) *
-						sizeof(U),
-				args->out_stride * sizeof(U), tile->rows - first, there,
-				seat->warp % 4 * 32 + seat->lane);
+		__syncwarp();
+		store_rows<16, pieces, 32>(out,
+			(uint8_t *)args->out +
+				((tile->first_row + begin_row) * args->out_stride + here) *
+					sizeof(U),
+			args->out_stride * sizeof(U), rows, there, seat->lane);
 	}
 }
 
