@@ -77,12 +77,14 @@ missed "ll --gates 64"
 judge missed_gates $?
 killed "ll --gates 64"
 judge killed_gates $?
-for mode in ${LONG:+ll ht} ${GPUS:+ll ht}; do
-	missed $mode
-	judge missed_$mode $?
-	killed $mode
-	judge killed_$mode $?
-done
+if [ -n "${LONG:-}${GPUS:-}" ]; then
+	for mode in ll ht; do
+		missed $mode
+		judge missed_$mode $?
+		killed $mode
+		judge killed_$mode $?
+	done
+fi
 
 # One node whose GPUs do not reach each other's memory: what two of them send each other goes the same way. Without a network there is none.
 nodes=

@@ -271,9 +271,7 @@ static __device__ void compute(const struct layer_args *args, struct shared_memo
 {
 	const struct expert_tiles *at = mine->list.experts;
 	struct place place = {0, 0}, chunk = {0, 0}, hearing = {0, 0};
-	/* By a shuffle, so that the compiler knows that a warp is of one mind: else it reckons
-	 * operands of products by lane. */
-	const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+	const uint32_t warp = warp_id(); /* else operands of products are reckoned by lane */
 	struct seat seat = {warp / 4 - 1, warp - 4, threadIdx.x % 32};
 	struct tile tile;
 	uint64_t waited = 0, since = mark_clock();
