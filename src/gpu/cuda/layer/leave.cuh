@@ -215,7 +215,7 @@ static __device__ void store_wide(const struct layer_args *args, struct shared_m
 	const uint32_t pieces = at_once * sizeof(U) / 16;
 	uint32_t of_warp = seat->warp % 4 * 16, begin_row = first + of_warp;
 	uint32_t rows = tile->rows > begin_row ? tile->rows - begin_row : 0;
-	uint8_t *out = mine->out[seat->group] + of_warp * OUT_PITCH;
+	uint8_t *out = mine->out[seat->group];
 
 #pragma unroll
 	for (int begin = 0; begin < OUTPUTS; begin += at_once) {
@@ -229,7 +229,7 @@ static __device__ void store_wide(const struct layer_args *args, struct shared_m
 		for (int j = 0; j < at_once / 8; j++)
 #pragma unroll
 			for (int i = 0; i < 2; i++) {
-				int row = seat->lane / 4 + i * 8;
+				int row = row_of_64(seat) + i * 8;
 				int at = begin / 2 + 4 * j + 2 * i;
 
 				put_pair(out + row * OUT_PITCH +
@@ -237,7 +237,7 @@ static __device__ void store_wide(const struct layer_args *args, struct shared_m
 					v[at], v[at + 1], U());
 			}
 		__syncwarp();
-		store_rows<16, pieces, 32>(out,
+		store_rows<16, pieces, 32>(out + of_warp * OUT_PITCH,
 			(uint8_t *)args->out +
 				((tile->first_row + begin_row) * args->out_stride + here) *
 					sizeof(U),
