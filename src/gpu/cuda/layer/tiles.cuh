@@ -48,19 +48,33 @@ static __device__ struct parts equal_parts(uint32_t rows, uint32_t nr)
 	return {nr, rows ? parts_of(rows, nr) : 0};
 }
 
+/* So many tiles of at most 64 rows may there be in place of `least` of up to 128: as many as leave
+ * each block with no more tiles than before, in fp8 three for two where few blocks had two. */
+static __device__ uint32_t most_of_64(const struct layer_args *args, uint32_t least)
+{
+	uint32_t blocks = gridDim.x;
+
+	if (args->weights_scales && least > blocks && least <= blocks * 3 / 2)
+		return blocks * 5 / 2;
+	for (uint32_t waves = 2; waves <= 3; waves++)
+		if (least > blocks * (waves - 1) && least <= blocks * waves)
+			return blocks * waves;
+	return blocks;
+}
+
 /* Of an expert's rows: tiles that share weights find them in L2 as long as they run in step
  * (docs/notebook/gpu-layer-time.md). So they are equal ones; drawn tiles begin together, and in fp8
  * may be whole ones and a rest that takes half as long, if blocks have several. They have at most
- * 32 rows, in fp8 16, or 64 if all have a block each even so, since blocks without one do nothing,
- * and in fp8 64 if of larger ones some blocks had two; else more, since each reads its weights. By
- * all threads of a block. */
+ * 32 rows, in fp8 16, if all have a block each even so, since blocks without one do nothing, or 64
+ * where most_of_64 allows it; else more, since each reads its weights. By all threads of a block.
+ */
 static __device__ struct parts parts_of_rows(
 	const struct layer_args *args, struct tile_list *list, uint32_t rows, bool drawn)
 {
 	const uint32_t few = args->weights_scales ? 16 : 32;
 	/* Both sums in one; of more than 255 parts no block is left for each. */
 	uint32_t parts = min(parts_of(rows, few), 255u) | min(parts_of(rows, 64), 255u) << 16;
-	uint32_t warp = threadIdx.x / 32, sum = __reduce_add_sync(~0u, parts), most = gridDim.x;
+	uint32_t warp = threadIdx.x / 32, sum = __reduce_add_sync(~0u, parts);
 	uint32_t least = __reduce_add_sync(~0u, min(least_parts(args, rows), 255u));
 
 	if (warp < LIST_WARPS && threadIdx.x % 32 == 0) {
@@ -74,11 +88,9 @@ static __device__ struct parts parts_of_rows(
 		least += list->least[w];
 	}
 	least *= args->m_tiles;
-	if (args->weights_scales && least > gridDim.x && least <= gridDim.x * 3 / 2)
-		most = gridDim.x * 5 / 2;
 	if ((sum & 0xffff) * args->m_tiles <= gridDim.x)
 		return equal_parts(rows, parts_of(rows, few));
-	if ((sum >> 16) * args->m_tiles <= most)
+	if ((sum >> 16) * args->m_tiles <= most_of_64(args, least))
 		return equal_parts(rows, parts_of(rows, 64));
 	if (drawn && args->weights_scales && least > gridDim.x * 2 && rows > WIDTH_MAX &&
 		(rows - 1) % WIDTH_MAX < 64)
