@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "transport/write_check.h"
 
 /* 0, AGAIN while the greeting is under way, or negative. */
 static int check_peer(const struct ofi *o, uint32_t p)
@@ -60,26 +61,15 @@ static int judge_post(struct ofi *o, struct ofi_op *op, int64_t rc, const char *
 static int check_ends(const struct ofi *o, const struct transport_write *w)
 {
 	const struct transport_region *region = w->region;
-	uint64_t from = (uintptr_t)w->from;
+	int rc = write_check_target(w);
 
-	if (!w->key || w->offset > w->key->bytes || w->bytes > w->key->bytes - w->offset)
-		return fail(TERN_ERR_INVALID, "peer %u: %llu bytes at %llu of a region of %llu",
-			w->peer, (unsigned long long)w->bytes, (unsigned long long)w->offset,
-			w->key ? (unsigned long long)w->key->bytes : 0);
-	if (w->bytes > o->info->ep_attr->max_msg_size)
-		return fail(
-			TERN_ERR_INVALID, "a write of %llu bytes", (unsigned long long)w->bytes);
-	if (w->flags & WRITE_INLINE)
-		return w->bytes <= OFI_INLINE_BYTES
-			       ? 0
-			       : fail(TERN_ERR_INVALID, "an inline write of %llu bytes",
-					 (unsigned long long)w->bytes);
-	if (!region)
-		return fail(TERN_ERR_INVALID, "a write from memory that is not registered");
-	if (from < region->base || w->bytes > region->bytes ||
-		from - region->base > region->bytes - w->bytes)
-		return fail(TERN_ERR_INVALID, "a write from outside its region");
-	return 0;
+	rc = rc ? rc : write_check_bytes(w, o->info->ep_attr->max_msg_size);
+	if (rc)
+		return rc;
+	return w->flags & WRITE_INLINE
+		       ? write_check_inline(w, OFI_INLINE_BYTES)
+		       : write_check_source(w, region ? (void *)(uintptr_t)region->base : NULL,
+				 region ? region->bytes : 0);
 }
 
 static int check_write(const struct ofi *o, const struct transport_write *w)

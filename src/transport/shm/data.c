@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "transport/write_check.h"
 
 #define LOOK_NS 1000000u
 #define LOOK_POLLS 16 /* the clock is read once in so many polls */
@@ -40,20 +41,11 @@ static int check_peer(const struct shm *s, uint32_t p)
 static int check_source(const struct transport_write *w)
 {
 	const struct transport_region *region = w->region;
-	uint64_t from = (uintptr_t)w->from;
+	int rc = write_check_bytes(w, SHM_WRITE_MOST);
 
-	if (w->bytes > SHM_WRITE_MOST)
-		return fail(
-			TERN_ERR_INVALID, "a write of %llu bytes", (unsigned long long)w->bytes);
-	if (!region)
-		return w->flags & WRITE_INLINE
-			       ? 0
-			       : fail(TERN_ERR_INVALID,
-					 "a write from memory that is not registered");
-	if (from < (uintptr_t)region->base || w->bytes > region->bytes ||
-		from - (uintptr_t)region->base > region->bytes - w->bytes)
-		return fail(TERN_ERR_INVALID, "a write from outside its region");
-	return 0;
+	if (rc || (!region && (w->flags & WRITE_INLINE)))
+		return rc;
+	return write_check_source(w, region ? region->base : NULL, region ? region->bytes : 0);
 }
 
 /* Where the bytes go in the target's address space: looked up in its own list, so that a stale key
@@ -63,11 +55,10 @@ static int find_target(struct shm *s, const struct transport_write *w, uint64_t 
 	const struct shm_peer *peer = &s->peers[w->peer];
 	const struct mailbox_region *entry;
 	uint64_t base, bytes;
+	int rc = write_check_target(w);
 
-	if (!w->key || w->offset > w->key->bytes || w->bytes > w->key->bytes - w->offset)
-		return fail(TERN_ERR_INVALID, "peer %u: %llu bytes at %llu of a region of %llu",
-			w->peer, (unsigned long long)w->bytes, (unsigned long long)w->offset,
-			w->key ? (unsigned long long)w->key->bytes : 0);
+	if (rc)
+		return rc;
 	entry = &peer->mailbox->head->regions[w->key->key & (MAILBOX_REGIONS - 1)];
 	if (region_observe(entry) != w->key->key &&
 		atomic_load_explicit(&peer->mailbox->head->closed, memory_order_acquire))

@@ -22,6 +22,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "transport/write_check.h"
 
 /* ---- posting --------------------------------------------------------------------------------- */
 
@@ -136,26 +137,14 @@ static bool is_inline(const struct transport_write *w)
 static int check_ends(const struct verbs *v, const struct transport_write *w)
 {
 	const struct transport_region *region = w->region;
-	uint64_t from = (uintptr_t)w->from;
+	int rc = write_check_target(w);
 
-	if (!w->key || w->offset > w->key->bytes || w->bytes > w->key->bytes - w->offset)
-		return fail(TERN_ERR_INVALID, "peer %u: %llu bytes at %llu of a region of %llu",
-			w->peer, (unsigned long long)w->bytes, (unsigned long long)w->offset,
-			w->key ? (unsigned long long)w->key->bytes : 0);
-	if (w->bytes > v->port.attr.max_msg_sz)
-		return fail(
-			TERN_ERR_INVALID, "a write of %llu bytes", (unsigned long long)w->bytes);
-	if (is_inline(w))
-		return w->bytes <= v->inline_bytes
-			       ? 0
-			       : fail(TERN_ERR_INVALID, "an inline write of %llu bytes",
-					 (unsigned long long)w->bytes);
-	if (!region)
-		return fail(TERN_ERR_INVALID, "a write from memory that is not registered");
-	if (from < region->base || w->bytes > region->bytes ||
-		from - region->base > region->bytes - w->bytes)
-		return fail(TERN_ERR_INVALID, "a write from outside its region");
-	return 0;
+	rc = rc ? rc : write_check_bytes(w, v->port.attr.max_msg_sz);
+	if (rc)
+		return rc;
+	return is_inline(w) ? write_check_inline(w, v->inline_bytes)
+			    : write_check_source(w, region ? (void *)(uintptr_t)region->base : NULL,
+				      region ? region->bytes : 0);
 }
 
 /* What the peer's device has written here: the count was stored before by the peer, and its

@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What every transport asks of a write before it posts anything: 0, or TERN_ERR_INVALID with the
+ * figures. */
+#ifndef TERN_TRANSPORT_WRITE_CHECK_H
+#define TERN_TRANSPORT_WRITE_CHECK_H
+
+#include "transport/transport.h"
+
+int write_check_bytes(const struct transport_write *w, uint64_t most);
+/* For inline writes, beside write_check_bytes. */
+int write_check_inline(const struct transport_write *w, uint64_t most);
+/* `base` and `bytes` are those of w->region. */
+int write_check_source(const struct transport_write *w, const void *base, uint64_t bytes);
+int write_check_target(const struct transport_write *w);
+
+#endif
