@@ -63,11 +63,11 @@ static int check_ends(const struct ofi *o, const struct transport_write *w)
 	const struct transport_region *region = w->region;
 	int rc = write_check_target(w);
 
-	rc = rc ? rc : write_check_bytes(w, o->info->ep_attr->max_msg_size);
+	rc = rc ? rc : write_check_bytes(w, "a write", o->info->ep_attr->max_msg_size);
 	if (rc)
 		return rc;
 	return w->flags & WRITE_INLINE
-		       ? write_check_inline(w, OFI_INLINE_BYTES)
+		       ? write_check_bytes(w, "an inline write", OFI_INLINE_BYTES)
 		       : write_check_source(w, region ? (void *)(uintptr_t)region->base : NULL,
 				 region ? region->bytes : 0);
 }

@@ -41,7 +41,7 @@ static int check_peer(const struct shm *s, uint32_t p)
 static int check_source(const struct transport_write *w)
 {
 	const struct transport_region *region = w->region;
-	int rc = write_check_bytes(w, SHM_WRITE_MOST);
+	int rc = write_check_bytes(w, "a write", SHM_WRITE_MOST);
 
 	if (rc || (!region && (w->flags & WRITE_INLINE)))
 		return rc;
@@ -54,7 +54,6 @@ static int find_target(struct shm *s, const struct transport_write *w, uint64_t 
 {
 	const struct shm_peer *peer = &s->peers[w->peer];
 	const struct mailbox_region *entry;
-	uint64_t base, bytes;
 	int rc = write_check_target(w);
 
 	if (rc)
@@ -66,14 +65,8 @@ static int find_target(struct shm *s, const struct transport_write *w, uint64_t 
 	if (!w->key->key || region_observe(entry) != w->key->key)
 		return fail(TERN_ERR_INVALID, "peer %u has no region with key %llx (any more)",
 			w->peer, (unsigned long long)w->key->key);
-	base = entry->base;
-	bytes = entry->bytes;
-	if (w->offset > bytes || w->bytes > bytes - w->offset)
-		return fail(TERN_ERR_INVALID, "peer %u: %llu bytes at %llu of a region of %llu",
-			w->peer, (unsigned long long)w->bytes, (unsigned long long)w->offset,
-			(unsigned long long)bytes);
-	*to = base + w->offset;
-	return 0;
+	*to = entry->base + w->offset;
+	return write_check_inside(w, entry->bytes);
 }
 
 static int copy_across(struct shm *s, uint32_t p, const uint8_t *from, uint64_t to, uint64_t bytes)

@@ -139,10 +139,10 @@ static int check_ends(const struct verbs *v, const struct transport_write *w)
 	const struct transport_region *region = w->region;
 	int rc = write_check_target(w);
 
-	rc = rc ? rc : write_check_bytes(w, v->port.attr.max_msg_sz);
+	rc = rc ? rc : write_check_bytes(w, "a write", v->port.attr.max_msg_sz);
 	if (rc)
 		return rc;
-	return is_inline(w) ? write_check_inline(w, v->inline_bytes)
+	return is_inline(w) ? write_check_bytes(w, "an inline write", v->inline_bytes)
 			    : write_check_source(w, region ? (void *)(uintptr_t)region->base : NULL,
 				      region ? region->bytes : 0);
 }
