@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "transport/write_check.h"
 
 /* ---- write ----------------------------------------------------------------------------------- */
 
@@ -22,43 +23,25 @@ static int check_peer(const struct endpoint *endpoint, uint32_t peer)
 	return 0;
 }
 
-static bool is_inside(const struct transport_region *region, const void *from, uint64_t bytes)
-{
-	uint64_t start = (uint64_t)(uintptr_t)from,
-		 base = region ? (uint64_t)(uintptr_t)region->base : 0;
-
-	return region && start >= base && start - base <= region->bytes &&
-	       bytes <= region->bytes - (start - base);
-}
-
 static int check_write(const struct endpoint *endpoint, const struct transport_write *write)
 {
 	const struct sim_settings *settings = &endpoint->network->settings;
+	const struct transport_region *region = write->region;
 	int rc = check_peer(endpoint, write->peer);
 
 	if (rc)
 		return rc;
 	if ((write->flags & WRITE_FENCE) && !settings->fence)
 		return fail(TERN_ERR_UNSUPPORTED, "sim: this network has no fence");
-	if (write->bytes > settings->write_bytes)
-		return fail(TERN_ERR_INVALID, "sim: a write of %llu bytes, most is %llu",
-			(unsigned long long)write->bytes,
-			(unsigned long long)settings->write_bytes);
-	if (write->bytes && !write->key)
-		return fail(TERN_ERR_INVALID, "sim: a write without a key");
-	if (write->bytes && (write->offset > write->key->bytes ||
-				    write->bytes > write->key->bytes - write->offset))
-		return fail(TERN_ERR_INVALID,
-			"sim: a write of %llu bytes to %llu, but the peer's region has %llu",
-			(unsigned long long)write->bytes, (unsigned long long)write->offset,
-			(unsigned long long)write->key->bytes);
-	if ((write->flags & WRITE_INLINE) && write->bytes > settings->inline_bytes)
-		return fail(TERN_ERR_INVALID, "sim: an inline write of %llu bytes, most is %u",
-			(unsigned long long)write->bytes, settings->inline_bytes);
-	if (write->bytes && !(write->flags & WRITE_INLINE) &&
-		!is_inside(write->region, write->from, write->bytes))
-		return fail(TERN_ERR_INVALID, "sim: a write from outside of its region");
-	return 0;
+	rc = write_check_bytes(write, "a write", settings->write_bytes);
+	if (!rc && (write->flags & WRITE_INLINE))
+		rc = write_check_bytes(write, "an inline write", settings->inline_bytes);
+	if (rc || !write->bytes)
+		return rc;
+	rc = write_check_target(write);
+	if (rc || (write->flags & WRITE_INLINE))
+		return rc;
+	return write_check_source(write, region ? region->base : NULL, region ? region->bytes : 0);
 }
 
 static bool connecting(struct endpoint *endpoint, uint32_t peer)
