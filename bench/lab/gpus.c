@@ -141,8 +141,8 @@ static const uint2 *take_serving(struct lab_rank *rank, const struct tern_moe_co
 		for (uint32_t k = start[i]; k < start[i + 1] && c->replica_ranks == 1; k++)
 			if (place[replicas[k]] >> 16 == rank->rank && only == UINT32_MAX)
 				only = k;
-		serving[i] = only == UINT32_MAX ? make_uint2(start[i], nr)
-						: make_uint2(replicas[only], 1);
+		serving[i] =
+			only == UINT32_MAX ? (uint2){start[i], nr} : (uint2){replicas[only], 1};
 	}
 	there = take_copy(rank, serving, c->nr_experts * sizeof(*serving));
 	free(serving);

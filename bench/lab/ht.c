@@ -209,7 +209,10 @@ static uint64_t setup_rank(struct lab *lab, struct lab_rank *rank, void *ctx)
 
 static struct gpu_launch dispatch_launch(const struct ht_way *w)
 {
-	return (struct gpu_launch){w->blocks, w->dispatch_warps, w->dispatch_send, w->early};
+	return (struct gpu_launch){.nr_blocks = w->blocks,
+		.nr_warps = w->dispatch_warps,
+		.send_warps = w->dispatch_send,
+		.early = w->early};
 }
 
 void put_plan(struct lab_rank *rank, const struct ht_way *w)
@@ -228,7 +231,7 @@ void put_dispatch(struct lab_rank *rank, const struct ht_way *w)
 
 void put_combine(struct lab_rank *rank, const struct ht_way *w)
 {
-	struct gpu_launch launch = {w->combine_blocks, 0, 0, w->early};
+	struct gpu_launch launch = {.nr_blocks = w->combine_blocks, .early = w->early};
 
 	CHECK(ht_combine_launch(&rank->combine, &more[rank->rank].ht, &launch, rank->stream));
 }

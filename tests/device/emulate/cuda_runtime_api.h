@@ -98,6 +98,7 @@ enum cudaDeviceP2PAttr {
 enum cudaMemcpyKind {
 	cudaMemcpyHostToDevice,
 	cudaMemcpyDeviceToHost,
+	cudaMemcpyDeviceToDevice,
 	cudaMemcpyDefault
 };
 

@@ -42,7 +42,9 @@ $(BUILD)/emulated/libtern_emulated.so $(EMULATED):
 
 EMULATED_TESTS := $(BUILD)/tests/emulated/test_schedules $(BUILD)/tests/emulated/test_ahead $(BUILD)/tests/emulated/test_gates
 EMULATED_UNITS := $(BUILD)/tests/emulated/test_divide $(BUILD)/tests/emulated/test_fences
-emulated: $(EMULATED) $(EMULATED_TESTS) $(EMULATED_UNITS)
+# No program without nvcc: so that what a change leaves behind there is seen where none is.
+EMULATED_LAB := $(if $(SANITIZE),,$(call emulated_obj,$(wildcard bench/lab/*.c bench/lab/*/*.c)))
+emulated: $(EMULATED) $(EMULATED_TESTS) $(EMULATED_UNITS) $(EMULATED_LAB)
 .PHONY: emulated
 -include $(shell find $(BUILD)/emulated/obj -name '*.d' 2>/dev/null)
 
