@@ -121,7 +121,7 @@ stage_check() {
 	step check/too-early 40 env TERN_TEST_WITHOUT=in_device,nothing_through,heads_alone TERN_TEST_ROUNDS=1 "$BUILD/tests/device/test_direct" # the word of rows that are not there yet: passes if wrong elements are found
 	grep -hs '^# mode' "$LOGS/check-too-early.log" | sed 's/^# */    /'
 	step check/writes 60 env TERN_TEST_RANKS=$((2 * gpus)) "$BUILD/tests/device/test_writes"
-	step check/device-direct 120 env TERN_TEST_NODES=ab TERN_TRANSPORT=copying TERN_TEST_WITHOUT=_ TERN_TEST_CASES=12 TERN_TEST_RANKS=$((2 * gpus)) "$BUILD/tests/device/test_device"
+	step check/device-direct 120 between_gpus "$gpus" env TERN_TEST_NODES=ab TERN_TRANSPORT=copying TERN_TEST_WITHOUT=_ TERN_TEST_CASES=12 TERN_TEST_RANKS=$((2 * gpus)) "$BUILD/tests/device/test_device"
 	step check/layouts 120 verify "$gpus" --preset qwen3-30b-a3b --mode ll,ht --dtype fp8,bf16,fp16,fp32 --layout contiguous,padded,source --reduce home,expert --tokens 33 --iters 4
 	[ ! -e "$BUILD/libtern_cuda_traced.so" ] || step check/trace 60 env GPUS="$gpus" tests/device/trace.sh
 	step check/uneven 60 verify "$gpus" --mode ll,ht --tokens 128 --uneven --drop 0.2 --slots 2 --iters 10
@@ -191,9 +191,15 @@ stage_bench() {
 # long MODE RANKS [SETTINGS...]
 long() { step "long/$1-$2" 120 env TERN_TEST_MODE="$1" TERN_TEST_RANKS="$2" TERN_TEST_TOTAL="$ROUNDS" TERN_TEST_SECONDS=90 "${@:3}" "$BUILD/tests/device/test_long"; }
 
-# direct MODE RANKS: likewise on two nodes, whose rows a network of the tests' moves from device to device beside the kernels. Ranks that share a GPU are on one node: a copy within a
-# GPU is a kernel's, and may find no room beside two that fill it and wait for it.
-direct() { step "long/direct-$1-$2" 120 env TERN_TEST_NODES=ab TERN_TRANSPORT=copying TERN_TEST_MODE="$1" TERN_TEST_RANKS="$2" TERN_TEST_TOTAL=$((ROUNDS < 1000 ? ROUNDS : 1000)) TERN_TEST_SECONDS=90 "$BUILD/tests/device/test_long"; }
+# between_gpus NR COMMAND...: with one GPU it is skipped.
+between_gpus() {
+	[ "$1" -ge 2 ] || { echo "skip: a copy within the one GPU may find no room beside two kernels that wait for it"; return 77; }
+	"${@:2}"
+}
+
+# direct MODE RANKS: likewise on two nodes, whose rows a network of the tests' moves from device to device beside the
+# kernels. Ranks that share a GPU are on one node, as a copy within a GPU is a kernel's.
+direct() { step "long/direct-$1-$2" 120 between_gpus "$gpus" env TERN_TEST_NODES=ab TERN_TRANSPORT=copying TERN_TEST_MODE="$1" TERN_TEST_RANKS="$2" TERN_TEST_TOTAL=$((ROUNDS < 1000 ? ROUNDS : 1000)) TERN_TEST_SECONDS=90 "$BUILD/tests/device/test_long"; }
 
 # A layer beside its dispatch and behind it.
 long_layer() { step "long/layer-$1" 120 env TERN_TEST_MODE="$1" TERN_TEST_TOTAL="$ROUNDS" TERN_TEST_ROUNDS=50 TERN_TEST_HIDDEN=2048 TERN_TEST_TOKENS=300 "$BUILD/tests/device/test_layer"; }
