@@ -93,6 +93,7 @@ share emulated-writes env TERN_CUDA_LIBRARY="$BUILD/emulated/libtern_cuda.so" TE
 # As many ranks as there may be, on 32 nodes of 8, rows once to each node, in both modes; it takes 9 GB.
 share emulated-256-ranks env TERN_CUDA_LIBRARY="$BUILD/emulated/libtern_cuda.so" TERN_TEST_NODES=32 TERN_TRANSPORT=shm TERN_EMULATED_SMS=80 TERN_TEST_WITHOUT=_ TERN_TEST_WIDE=256 TERN_TEST_WIDE_TOKENS=4 \
 	TERN_TEST_ROUNDS=1 TERN_TEST_CASES=0 "$BUILD/tests/device/test_device"
+share emulated-lab env TERN_EMULATED_GPUS=2 "$BUILD/emulated/tern-lab-ll" verify 0.001
 share emulated-nodes env BUILD="$BUILD" LONG=1 tests/device/nodes.sh
 share emulated-two-cuts-address env TERN_CUDA_LIBRARY="$BUILD/address/emulated/libtern_cuda.so" TERN_EMULATED_SMS=8 TERN_TEST_SHARING=2 TERN_TEST_RANKS=2 TERN_TEST_WITHOUT=_ TERN_TEST_SEED="$seed" TERN_TEST_CASES=100 \
 	ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 UBSAN_OPTIONS=halt_on_error=1 "$BUILD/address/tests/device/test_device"

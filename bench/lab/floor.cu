@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bench/lab/floor.h"
 
+#include "gpu/cuda/common/launch.cuh"
 #include "gpu/cuda/common/warp.cuh"
 
 #define GATE_LIMIT_NS 4000000000ull
@@ -23,8 +24,9 @@ static __global__ void gate_kernel(const __grid_constant__ struct lab_gate g)
 
 cudaError_t lab_gate_launch(const struct lab_gate *gate, cudaStream_t stream)
 {
-	gate_kernel<<<1, LANES, 0, stream>>>(*gate);
-	return cudaGetLastError();
+	cudaLaunchConfig_t config = launch_config(1, LANES, 0, stream);
+
+	return cudaLaunchKernelEx(&config, gate_kernel, *gate);
 }
 
 static __global__ void empty_kernel()
@@ -33,8 +35,9 @@ static __global__ void empty_kernel()
 
 cudaError_t lab_empty_launch(uint32_t nr_blocks, uint32_t nr_threads, cudaStream_t stream)
 {
-	empty_kernel<<<nr_blocks, nr_threads, 0, stream>>>();
-	return cudaGetLastError();
+	cudaLaunchConfig_t config = launch_config(nr_blocks, nr_threads, 0, stream);
+
+	return cudaLaunchKernelEx(&config, empty_kernel);
 }
 
 static __global__ void spin_kernel(uint64_t ns)
@@ -47,8 +50,9 @@ static __global__ void spin_kernel(uint64_t ns)
 
 cudaError_t lab_spin_launch(uint64_t ns, cudaStream_t stream)
 {
-	spin_kernel<<<1, 1, 0, stream>>>(ns);
-	return cudaGetLastError();
+	cudaLaunchConfig_t config = launch_config(1, 1, 0, stream);
+
+	return cudaLaunchKernelEx(&config, spin_kernel, ns);
 }
 
 static __global__ void copy_kernel(const __grid_constant__ struct lab_copy c)
@@ -75,6 +79,7 @@ static __global__ void copy_kernel(const __grid_constant__ struct lab_copy c)
 cudaError_t lab_copy_launch(
 	const struct lab_copy *copy, uint32_t nr_blocks, uint32_t nr_threads, cudaStream_t stream)
 {
-	copy_kernel<<<nr_blocks, nr_threads, 0, stream>>>(*copy);
-	return cudaGetLastError();
+	cudaLaunchConfig_t config = launch_config(nr_blocks, nr_threads, 0, stream);
+
+	return cudaLaunchKernelEx(&config, copy_kernel, *copy);
 }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bench/lab/floor_ht.h"
 
-#include "gpu/cuda/ht/kernels.h"
+#include "gpu/cuda/common/launch.cuh"
 #include "gpu/cuda/common/stream.cuh"
+#include "gpu/cuda/ht/kernels.h"
 
 /* Each warp takes chunks in turns, the destinations round robin; two buffers at least, so that one
  * fills while the other drains. */
@@ -45,13 +46,10 @@ cudaError_t lab_bulk_launch(
 	const struct lab_bulk *bulk, uint32_t nr_blocks, uint32_t nr_warps, cudaStream_t stream)
 {
 	uint32_t shared = stream_shared_bytes(nr_warps, LAB_BULK_BUFFERS, bulk->chunk_bytes);
-	cudaError_t rc = cudaFuncSetAttribute(
-		bulk_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
+	cudaLaunchConfig_t config = launch_config(nr_blocks, nr_warps * LANES, shared, stream);
+	cudaError_t rc = allow_shared((const void *)bulk_kernel);
 
-	if (rc)
-		return rc;
-	bulk_kernel<<<nr_blocks, nr_warps * LANES, shared, stream>>>(*bulk);
-	return cudaGetLastError();
+	return rc ? rc : cudaLaunchKernelEx(&config, bulk_kernel, *bulk);
 }
 
 static __device__ __forceinline__ uint32_t mix(uint64_t x)
@@ -74,8 +72,9 @@ static __global__ void fill_kernel(uint16_t *to, uint64_t nr, uint64_t seed)
 
 cudaError_t lab_fill_launch(void *to, uint64_t nr, uint64_t seed, cudaStream_t stream)
 {
-	fill_kernel<<<264, 512, 0, stream>>>((uint16_t *)to, nr, seed);
-	return cudaGetLastError();
+	cudaLaunchConfig_t config = launch_config(264, 512, 0, stream);
+
+	return cudaLaunchKernelEx(&config, fill_kernel, (uint16_t *)to, nr, seed);
 }
 
 static __global__ void compare_kernel(
@@ -93,7 +92,8 @@ static __global__ void compare_kernel(
 cudaError_t lab_compare_launch(const void *a, const void *b, uint64_t nr_words,
 	unsigned long long *different, cudaStream_t stream)
 {
-	compare_kernel<<<264, 512, 0, stream>>>(
-		(const uint32_t *)a, (const uint32_t *)b, nr_words, different);
-	return cudaGetLastError();
+	cudaLaunchConfig_t config = launch_config(264, 512, 0, stream);
+
+	return cudaLaunchKernelEx(&config, compare_kernel, (const uint32_t *)a, (const uint32_t *)b,
+		nr_words, different);
 }

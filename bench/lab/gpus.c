@@ -248,6 +248,7 @@ static void make_dispatch(struct lab *lab, struct lab_rank *rank, const struct g
 	d->roles = GPU_SEND | GPU_RECEIVE;
 	d->kind = c->dispatch_dtype == TERN_FP8_E4M3 ? GPU_X_BF16 : GPU_X_COPY;
 	d->scale_bytes = d->kind == GPU_X_BF16 ? 4 : 0;
+	d->scale_step = 4 * d->scale_bytes;
 	d->by_share = gpu_divisor_of(lab->way.share ? lab->way.share : 1);
 	d->padded = c->layout == TERN_PADDED;
 	d->by_alignment = gpu_divisor_of(c->alignment);

@@ -85,6 +85,15 @@ static const struct shape shapes[] = {
 static const uint32_t row_vectors[] = {2, 4, 2}, result_vectors[] = {2, 4, 1},
 		      cell_vectors[2] = {3, 2}; /* FP8: 2 */
 
+/* All blocks of a half have to be there at once. */
+static uint32_t fitting_blocks(uint32_t nr_blocks)
+{
+	int nr_sms;
+
+	CHECK(cudaDeviceGetAttribute(&nr_sms, cudaDevAttrMultiProcessorCount, 0));
+	return nr_blocks < (uint32_t)nr_sms ? nr_blocks : (uint32_t)nr_sms;
+}
+
 static struct lab_way shape_way(
 	const struct shape *s, enum gpu_format format, uint32_t turn, uint32_t nr_ranks)
 {
@@ -98,7 +107,7 @@ static struct lab_way shape_way(
 		way.result_vectors = cell_vectors[0];
 	}
 	way.share = turn % 2 ? nr_ranks : 1;
-	way.dispatch = ll_blocks(s->blocks, s->warps, s->send);
+	way.dispatch = ll_blocks(fitting_blocks(s->blocks), s->warps, s->send);
 	way.dispatch.early = s->early;
 	way.combine = way.dispatch;
 	if (format == GPU_FLAG128 && way.result_vectors <= 2 && !s->at_home && turn % 2)
@@ -139,15 +148,16 @@ static int verify(uint32_t most_ranks, double factor)
 			struct shape s = {"storm", 2048, 128, 8, 24, 24, .input = INPUT_EXACT,
 				.uneven = true, .drop = 0.1, .blocks = 16, .warps = 8, .send = 4,
 				.early = turn & 1};
+			uint64_t rounds = 4 + (uint64_t)(400 * factor);
 			struct lab_way way =
 				shape_way(&s, turn == 3 ? GPU_FLAG16 : GPU_FLAG128, turn, ranks);
 			struct job job;
 
 			shape_job(&s, ranks, &job);
-			bad = storm_case(&lab, &job, &way, 400);
-			total += 400;
-			printf("storm %u ranks, way %u: 400 rounds %s\n", ranks, turn,
-				bad ? "WRONG" : "right");
+			bad = storm_case(&lab, &job, &way, rounds);
+			total += rounds;
+			printf("storm %u ranks, way %u: %llu rounds %s\n", ranks, turn,
+				(unsigned long long)rounds, bad ? "WRONG" : "right");
 			fflush(stdout);
 		}
 		lab_close(&lab);

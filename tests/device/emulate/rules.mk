@@ -18,7 +18,8 @@ EMULATED_CXX  = $(filter-out -std=gnu11 -Wstrict-prototypes,$(CFLAGS)) $(if $(SA
 # With marks, which are asked for: tern-traced's GPUs, too. Warps mark one place one after the other.
 EMULATED_MARKS := $(if $(findstring thread,$(SANITIZE)),,-DTERN_TRACE)
 $(call emulated_obj,$(CUDA_SRC)): CFLAGS += $(EMULATED_MARKS)
-$(call emulated_obj,$(KERNELS_CU) $(EMULATE)/layer.cu): EMULATED_CXX += $(EMULATED_MARKS)
+$(call emulated_obj,$(wildcard bench/lab/*.c bench/lab/*/*.c)): CFLAGS += $(EMULATED_MARKS)
+$(call emulated_obj,$(KERNELS_CU) $(EMULATE)/layer.cu bench/lab/floor.cu): EMULATED_CXX += $(EMULATED_MARKS)
 
 $(BUILD)/emulated/obj/%.c.o: %.c
 	@mkdir -p $(@D)
@@ -40,10 +41,14 @@ $(BUILD)/emulated/libtern_emulated.so $(EMULATED):
 	@echo '  LINK $@'
 	$(Q)$(CXX) -shared -Wl,-soname,$(@F) -Wl,-rpath,'$$ORIGIN' $(if $(SANITIZE),,-Wl,-z,defs) $(LDFLAGS) $^ -o $@ -lpthread
 
+$(BUILD)/emulated/tern-lab-ll: $(call emulated_obj,$(LAB_SRC) bench/lab/floor.cu $(KERNELS_CU) $(EMULATE)/layer.cu) $(call obj,$(TESTKIT_SRC)) $(BUILD)/emulated/libtern_emulated.so $(BUILD)/libtern.a
+	@echo '  LINK $@'
+	$(Q)$(CXX) -Wl,-rpath,'$$ORIGIN' $(LDFLAGS) $^ -o $@ $(LDLIBS)
+
 EMULATED_TESTS := $(BUILD)/tests/emulated/test_schedules $(BUILD)/tests/emulated/test_ahead $(BUILD)/tests/emulated/test_gates
 EMULATED_UNITS := $(BUILD)/tests/emulated/test_divide $(BUILD)/tests/emulated/test_fences
-# No program without nvcc: so that what a change leaves behind there is seen where none is.
-EMULATED_LAB := $(if $(SANITIZE),,$(call emulated_obj,$(wildcard bench/lab/*.c bench/lab/*/*.c)))
+# The lab, too, so that what a change leaves behind there is seen where no nvcc is: make soak verifies with one program.
+EMULATED_LAB := $(if $(SANITIZE),,$(call emulated_obj,$(wildcard bench/lab/*.c bench/lab/*/*.c)) $(BUILD)/emulated/tern-lab-ll)
 emulated: $(EMULATED) $(EMULATED_TESTS) $(EMULATED_UNITS) $(EMULATED_LAB)
 .PHONY: emulated
 -include $(shell find $(BUILD)/emulated/obj -name '*.d' 2>/dev/null)
