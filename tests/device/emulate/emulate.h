@@ -45,14 +45,16 @@ enum lane_state {
 	LANE_ENDED
 };
 
+/* What changing places takes lies in one line of a cache. */
 struct emulated_lane {
 	struct fiber fiber;
 	struct emulated_warp *warp;
-	struct emulated_lane *next_free;
-	uint3 thread, block;
 	uint32_t *shared;
+	uint32_t thread, block; /* threadIdx.x, blockIdx.x */
 	enum lane_state state;
-	uint32_t index, barrier;
+	uint32_t index;
+	struct emulated_lane *next_free;
+	uint32_t barrier;
 	uint32_t fenced; /* stores of this lane from here on are releases */
 	uint32_t nr_delayed;
 	uint32_t copy_group; /* of copies out of shared memory, that is open */

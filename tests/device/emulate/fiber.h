@@ -7,14 +7,14 @@
 #include <stddef.h>
 
 struct fiber {
-	void *sp; /* where it was left; with ucontext: its context */
-	unsigned char *stack;
-	size_t stack_bytes, shift;
+	void *sp;   /* where it was left; with ucontext: its context */
 	void *tsan; /* what ThreadSanitizer takes for a thread */
+	unsigned char *stack;
+	unsigned stack_bytes, shift;
 };
 
 /* 0, or -1: no memory. Fibers are used again, and not given back. */
-int fiber_create(struct fiber *fiber, size_t stack_bytes);
+int fiber_create(struct fiber *fiber, unsigned stack_bytes);
 
 /* entry(arg) runs when the fiber is next switched to; it may not return. */
 void fiber_start(struct fiber *fiber, void (*entry)(void *arg), void *arg);

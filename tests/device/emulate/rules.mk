@@ -31,6 +31,8 @@ $(BUILD)/emulated/obj/%.cu.o: %.cu
 	@echo '  CXX  $< (emulated)'
 	$(Q)$(CXX) -I$(EMULATE) $(EMULATED_CXX) -x c++ -c $< -o $@
 
+# Sanitizers leave room between what lies on stacks.
+$(patsubst %,$(BUILD)/emulated/obj/%.o,$(wildcard $(EMULATE)/*.c)): CFLAGS += -DEMULATED_STACK_KIB=$(if $(SANITIZE),64,16)
 # ThreadSanitizer sees what kernels do, and not what carries them from lane to lane.
 $(patsubst %,$(BUILD)/emulated/obj/%.o,$(wildcard $(EMULATE)/*.c)): CFLAGS += $(if $(findstring thread,$(SANITIZE)),-fno-sanitize=thread -DEMULATED_TSAN)
 

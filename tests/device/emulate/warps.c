@@ -6,8 +6,9 @@
 
 #include "tests/device/emulate/inside.h"
 
-#define STACK_BYTES (64 << 10) /* touched as needed */
-#define BUSY_NS 21             /* a turn; odd, as a clock's low bits say nothing */
+#define LINE 64
+#define STACK_BYTES (EMULATED_STACK_KIB << 10)
+#define BUSY_NS 21 /* a turn; odd, as a clock's low bits say nothing */
 /* where all only poll, so that waits expire; but no more than has passed, if it may be another
  * thread or process that they wait for */
 #define IDLE_NS 64001
@@ -102,12 +103,48 @@ uint64_t emulated_now_ns(void)
 
 /* ---- lanes ----------------------------------------------------------------------------------- */
 
+/* Of a pass: lanes that have not had their turn. */
+static struct emulated_warp *passing;
+static uint32_t next_index, nr_left;
+
+/* Goes on in the next lane that can, or, from the last one, behind the pass. By way of the executor
+ * lanes would change places twice as often. */
+static void go_on_from(struct fiber *from)
+{
+	while (nr_left) {
+		struct emulated_lane *lane = passing->lanes[next_index];
+		const struct emulated_lane *soon;
+
+		nr_left--;
+		if (++next_index == passing->nr)
+			next_index = 0;
+		soon = passing->lanes[next_index];
+		__builtin_prefetch(soon->fiber.sp);
+		__builtin_prefetch((char *)soon->fiber.sp + LINE);
+		if (lane->state != LANE_READY)
+			continue;
+		emulated_lane = lane;
+		threadIdx.x = lane->thread;
+		blockIdx.x = lane->block;
+		fiber_switch(from, &lane->fiber);
+		return;
+	}
+	emulated_lane = NULL;
+	if (from != &executor)
+		fiber_switch(from, &executor);
+}
+
 static void leave(enum lane_state state)
 {
 	struct emulated_lane *lane = emulated_lane;
 
 	lane->state = state;
-	fiber_switch(&lane->fiber, &executor);
+	if (state == LANE_ENDED) {
+		lane->warp->block->nr_ended++;
+		if (fiber_overrun(&lane->fiber))
+			emulated_die("a lane's stack of %d bytes was too small", STACK_BYTES);
+	}
+	go_on_from(&lane->fiber);
 }
 
 void emulated_yield(void)
@@ -150,26 +187,10 @@ static struct emulated_lane *lane_take(struct emulated_stream *stream)
 		*list = lane->next_free;
 		return lane;
 	}
-	lane = calloc(1, sizeof(*lane));
+	lane = aligned_alloc(LINE, (sizeof(*lane) + LINE - 1) / LINE * LINE);
 	if (!lane || fiber_create(&lane->fiber, STACK_BYTES))
 		emulated_die("no memory for a lane");
 	return lane;
-}
-
-static void run_lane(struct emulated_lane *lane)
-{
-	emulated_lane = lane;
-	threadIdx = lane->thread;
-	blockIdx = lane->block;
-	blockDim = lane->warp->block->launch->block;
-	gridDim = lane->warp->block->launch->grid;
-	fiber_switch(&executor, &lane->fiber);
-	emulated_lane = NULL;
-	if (lane->state == LANE_ENDED) {
-		lane->warp->block->nr_ended++;
-		if (fiber_overrun(&lane->fiber))
-			emulated_die("a lane's stack of %d bytes was too small", STACK_BYTES);
-	}
 }
 
 /* ---- meetings -------------------------------------------------------------------------------- */
@@ -330,25 +351,19 @@ void emulated_wait_for_previous(void)
 /* Every lane that can goes on for a while. Returns how many can go on after that. */
 static uint32_t pass(struct emulated_warp *w)
 {
-	uint32_t at = emulated_random(w->nr), can = 0, ended = 0, yields = 0;
-	const struct emulated_lane *soon;
+	uint32_t can = 0, ended = 0, yields = 0;
 
+	passing = w;
+	next_index = emulated_random(w->nr);
+	nr_left = w->nr;
 	w->pass++;
+	blockDim = w->block->launch->block;
+	gridDim = w->block->launch->grid;
 	/* Thousands of lanes lie in no cache: finding them is most of what changing places costs.
 	 */
 	for (uint32_t i = 0; i < w->nr; i++)
-		__builtin_prefetch(&w->lanes[i]->fiber.sp);
-	for (uint32_t i = 0; i < w->nr; i++) {
-		struct emulated_lane *lane = w->lanes[at];
-
-		if (++at == w->nr)
-			at = 0;
-		soon = w->lanes[at];
-		__builtin_prefetch(soon->fiber.sp);
-		__builtin_prefetch((char *)soon->fiber.sp + 64);
-		if (lane->state == LANE_READY)
-			run_lane(lane);
-	}
+		__builtin_prefetch(w->lanes[i]);
+	go_on_from(&executor);
 	stores_trim();
 	if (w->nr_met == w->nr)
 		all_met(w);
@@ -422,8 +437,8 @@ static void lane_init(
 	lane->fiber = fiber;
 	lane->warp = w;
 	lane->index = thread % WARP_LANES;
-	lane->thread.x = thread;
-	lane->block.x = number;
+	lane->thread = thread;
+	lane->block = number;
 	lane->shared = w->block->shared;
 	fiber_start(&lane->fiber, lane_main, lane);
 }
