@@ -69,7 +69,7 @@ share emulated-device-80 env TERN_CUDA_LIBRARY="$BUILD/emulated/libtern_cuda.so"
 	TERN_TEST_SHARING=7 "$BUILD/tests/device/test_device"
 : >"$BUILD/emulated-turns" # whose turn it is
 share emulated-elastic env TERN_CUDA_LIBRARY="$BUILD/emulated/libtern_cuda.so" TERN_EMULATED_PROCESSES="$BUILD/emulated-turns" TERN_TEST_SEED="$seed" TERN_TEST_KILLS=$((4 + part / 6)) \
-	TERN_TEST_WAIT_MS=500 "$BUILD/tests/device/test_elastic"
+	TERN_TEST_WAIT_MS=2000 "$BUILD/tests/device/test_elastic"
 : >"$BUILD/emulated-turns-address"
 share emulated-elastic-address env TERN_CUDA_LIBRARY="$BUILD/address/emulated/libtern_cuda.so" TERN_EMULATED_PROCESSES="$BUILD/emulated-turns-address" TERN_TEST_SEED="$seed" TERN_TEST_MODE=1 TERN_TEST_SCENES=2 TERN_TEST_ONLY="*half*" \
 	TERN_TEST_WAIT_MS=2000 TERN_TEST_SHARING=7 TERN_TEST_ROUNDS=4 ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=0 UBSAN_OPTIONS=halt_on_error=1 "$BUILD/address/tests/device/test_elastic"

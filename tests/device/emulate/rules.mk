@@ -49,7 +49,7 @@ $(BUILD)/emulated/tern-lab-ll: $(call emulated_obj,$(LAB_SRC) bench/lab/floor.cu
 
 EMULATED_TESTS := $(BUILD)/tests/emulated/test_schedules $(BUILD)/tests/emulated/test_ahead $(BUILD)/tests/emulated/test_gates
 EMULATED_UNITS := $(BUILD)/tests/emulated/test_divide $(BUILD)/tests/emulated/test_fences
-# The lab, too, so that what a change leaves behind there is seen where no nvcc is: make soak verifies with one program.
+# The lab, too, so that what a change leaves behind there is seen where no nvcc is. make check verifies with one program.
 EMULATED_LAB := $(if $(SANITIZE),,$(call emulated_obj,$(wildcard bench/lab/*.c bench/lab/*/*.c)) $(BUILD)/emulated/tern-lab-ll)
 emulated: $(EMULATED) $(EMULATED_TESTS) $(EMULATED_UNITS) $(EMULATED_LAB)
 .PHONY: emulated
