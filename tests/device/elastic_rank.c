@@ -187,10 +187,7 @@ static int put_junk(const struct worker *w)
 /* The others have read what came home before: nothing keeps a member from spoiling that. */
 static void leave_stores_behind(const struct worker *w)
 {
-	unsigned long long limit = now_ns() + SCENE_LIMIT_NS;
-
-	while (atomic_load(&w->scene->nr_there) < way.nr_ranks && now_ns() < limit)
-		nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+	await_progress(w->scene);
 	if (!getenv("TERN_EMULATED_PROCESSES"))
 		put_junk(w);
 	else if (!fork())
@@ -520,6 +517,7 @@ void elastic_rank(struct rank *rank)
 {
 	struct scene *s = rank->ctx;
 	struct worker w = {.rank = rank, .scene = s};
+	uint64_t undisturbed = s->halves < 0 ? 3 : STRUCK_AT; /* below 0: at any moment then */
 	int rc = 0;
 
 	if (join(rank, &s->first, rank->rank) || open_worker(&w))
@@ -536,10 +534,8 @@ void elastic_rank(struct rank *rank)
 				way.by_graph ? graph_result : tokens_result, w.number);
 		if (!rc && w.noticed_ns)
 			say_times(&w);
-		if (w.number == 2)
+		if (w.number + 1 == undisturbed)
 			atomic_fetch_add(&s->nr_past, 1);
-		if (w.number == STRUCK_AT - 1)
-			atomic_fetch_add(&s->nr_there, 1);
 	}
 	if (way.nr_copies == 1) {
 		expect_lost(&w, rc);

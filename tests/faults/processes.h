@@ -41,7 +41,6 @@ struct scene {
 	_Atomic int nr_past;                  /* ranks past the undisturbed rounds */
 	_Atomic int nr_told;                  /* ranks that have said what they had to say */
 	_Atomic int nr_ready;       /* ranks that are where somebody else waits for them */
-	_Atomic int nr_there;       /* ranks that have made all rounds before the disturbed one */
 	_Atomic int nr_rounds;      /* completed by rank 0 */
 	struct board first, second; /* of all, and of those that go on */
 	char failure[MAX_PROCESSES][600];
