@@ -3,14 +3,12 @@
 
 #include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <linux/close_range.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "tests/device/devices.h"
 #include "tests/device/elastic_steps.h"
+#include "tests/device/elastic_stores.h"
 #include "tests/faults/tokens.h"
 #include "exchange/state.h"
 #include "gpu/host/inside.h"
@@ -130,70 +128,6 @@ static int run_experts(struct worker *w, const struct tern_received *received, u
 	return extent ? copy(w, w->there->rows, here->rows, extent * sizeof(*here->rows)) : 0;
 }
 
-/* Where the others' results come home, there are lines and words of no epoch, again and again,
- * until the scene is over: with a GPU by copies that it has before it when the process is stopped
- * and killed; where GPUs are emulated by a process that has nothing but the mappings. */
-#define JUNK_COPIES 2000
-#define JUNK_LAUNCHES 400
-
-static uint8_t *results_of(const struct worker *w, int rank, uint64_t *bytes)
-{
-	const struct device_layout *l = &w->moe->device->layout;
-	bool low = way.mode == TERN_LOW_LATENCY;
-	uint64_t first = low ? l->window.results : l->ht.result_words;
-
-	*bytes = (low ? l->window.bytes : l->ht.bytes) - first;
-	return (uint8_t *)w->moe->device->windows[rank] + first;
-}
-
-static void store_without_end(const struct worker *w)
-{
-	unsigned long long limit = now_ns() + SCENE_LIMIT_NS;
-	uint64_t bytes;
-
-	close_range(3, ~0u, 0);
-	while (!atomic_load(&w->scene->strike_ns) && now_ns() < limit) {
-		for (int r = 0; r < way.nr_ranks; r++) {
-			uint8_t *results = results_of(w, r, &bytes);
-
-			memset(results, 0x5a, bytes);
-		}
-		/* often in each of the others' steps, and a core is left to them */
-		nanosleep(&(struct timespec){.tv_nsec = 500000}, NULL);
-	}
-	_exit(0);
-}
-
-static int put_junk(const struct worker *w)
-{
-	uint64_t bytes;
-	struct device_graph *graph;
-	void *junk, *stream;
-	int rc = w->ops->stream_create(&stream, false);
-
-	(void)results_of(w, 0, &bytes);
-	rc = rc ? rc : w->ops->memory_create(bytes, &junk);
-	rc = rc ? rc : w->ops->fill(junk, 0x5a, bytes, stream);
-	rc = rc ? rc : w->ops->stream_wait(stream);
-	rc = rc ? rc : w->ops->capture_begin(stream);
-	for (int i = 0; i < JUNK_COPIES && !rc; i++)
-		rc = w->ops->copy(results_of(w, i % way.nr_ranks, &bytes), junk, bytes, stream);
-	rc = rc ? rc : w->ops->capture_end(stream, &graph);
-	for (int i = 0; i < JUNK_LAUNCHES && !rc; i++)
-		rc = w->ops->graph_launch(graph, stream);
-	return rc ? rank_fails(w->rank, "storing junk: %s", w->ops->error_text()) : 0;
-}
-
-/* The others have read what came home before: nothing keeps a member from spoiling that. */
-static void leave_stores_behind(const struct worker *w)
-{
-	await_progress(w->scene);
-	if (!getenv("TERN_EMULATED_PROCESSES"))
-		put_junk(w);
-	else if (!fork())
-		store_without_end(w);
-}
-
 /* The victim's halves before what happens to it. */
 static void fall_before(const struct worker *w, int half)
 {
@@ -203,7 +137,7 @@ static void fall_before(const struct worker *w, int half)
 		return;
 	atomic_store(&s->fate_ns, now_ns());
 	if (way.change == TERN_CHANGE_EXPEL)
-		leave_stores_behind(w);
+		leave_stores_behind(w->rank, w->moe, w->ops);
 	raise(way.change == TERN_CHANGE_EXPEL ? SIGSTOP : SIGKILL);
 }
 
