@@ -21,8 +21,8 @@ on_emulated_gpus() {
 	emulated emulated/hostile_sliced "$BUILD" TERN_FORCE_SLICES=1 TERN_TEST_WITHOUT=count,position,own TERN_TEST_SEED=900 TERN_TEST_CASES=6 "$BUILD/tests/device/test_hostile"
 	emulated emulated/schedules_sliced "$BUILD" TERN_FORCE_SLICES=1 TERN_TEST_SEED=700 TERN_TEST_CASES=8 "$BUILD/tests/emulated/test_schedules"
 	test emulated/divide 60 "$BUILD/tests/emulated/test_divide"
-	emulated emulated/lab "$BUILD" TERN_EMULATED_GPUS=1 "$BUILD/emulated/tern-lab-ll" verify 0.001
 	test emulated/fences 60 "$BUILD/tests/emulated/test_fences"
+	emulated emulated/lab "$BUILD" TERN_EMULATED_GPUS=1 "$BUILD/emulated/tern-lab-ll" verify 0.001
 	# As many blocks as a real GPU takes, rows larger than 8 KB among them.
 	emulated emulated/device_wide "$BUILD" TERN_EMULATED_SMS=52 TERN_TEST_SHARING=1 TERN_TEST_RANKS=2 TERN_TEST_ROUNDS=2 TERN_TEST_WITHOUT=_ TERN_TEST_SEED=3012 TERN_TEST_CASES=3 "$BUILD/tests/device/test_device"
 	# Two ranks, each of which cuts results as suits its own tokens.

@@ -86,6 +86,12 @@ with_library() {
 	"${@:2}"
 }
 
+# between_gpus NR COMMAND...: with one GPU it is skipped.
+between_gpus() {
+	[ "$1" -ge 2 ] || { echo "skip: a copy within the one GPU may find no room beside two kernels that wait for it"; return 77; }
+	"${@:2}"
+}
+
 # Numbers of GPUs to try: 1, 2, 4, as far as there are.
 counts() { for n in 1 2 4 8; do [ "$n" -le "$gpus" ] && echo "$n"; done; }
 # And ranks: 4 at least, which share GPUs where there are fewer.
@@ -190,12 +196,6 @@ stage_bench() {
 
 # long MODE RANKS [SETTINGS...]
 long() { step "long/$1-$2" 120 env TERN_TEST_MODE="$1" TERN_TEST_RANKS="$2" TERN_TEST_TOTAL="$ROUNDS" TERN_TEST_SECONDS=90 "${@:3}" "$BUILD/tests/device/test_long"; }
-
-# between_gpus NR COMMAND...: with one GPU it is skipped.
-between_gpus() {
-	[ "$1" -ge 2 ] || { echo "skip: a copy within the one GPU may find no room beside two kernels that wait for it"; return 77; }
-	"${@:2}"
-}
 
 # direct MODE RANKS: likewise on two nodes, whose rows a network of the tests' moves from device to device beside the
 # kernels. Ranks that share a GPU are on one node, as a copy within a GPU is a kernel's.

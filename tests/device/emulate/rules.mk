@@ -6,6 +6,7 @@ EMULATE      := tests/device/emulate
 EMULATED_SRC := $(filter-out %/seeded.c $(EMULATE)/test_%.c,$(wildcard $(EMULATE)/*.c))
 EMULATED     := $(BUILD)/emulated/libtern_cuda.so $(BUILD)/emulated/libtern_bench_cuda.so
 emulated_obj  = $(patsubst %,$(BUILD)/emulated/obj/%.o,$(1))
+LAB_C        := $(wildcard bench/lab/*.c bench/lab/*/*.c)
 # C++ has neither unused kernels nor unrolling by pragma; clang++ says so of each loop. What it checks of calls through
 # pointers needs a runtime of C++, which programs in C that load this do not have. No fuzzer looks at kernels. A lane may
 # reckon an address from no pointer, where it does not load: that is left to the check of what is loaded.
@@ -17,8 +18,7 @@ EMULATED_CXX  = $(filter-out -std=gnu11 -Wstrict-prototypes,$(CFLAGS)) $(if $(SA
 
 # With marks, which are asked for: tern-traced's GPUs, too. Warps mark one place one after the other.
 EMULATED_MARKS := $(if $(findstring thread,$(SANITIZE)),,-DTERN_TRACE)
-$(call emulated_obj,$(CUDA_SRC)): CFLAGS += $(EMULATED_MARKS)
-$(call emulated_obj,$(wildcard bench/lab/*.c bench/lab/*/*.c)): CFLAGS += $(EMULATED_MARKS)
+$(call emulated_obj,$(CUDA_SRC) $(LAB_C)): CFLAGS += $(EMULATED_MARKS)
 $(call emulated_obj,$(KERNELS_CU) $(EMULATE)/layer.cu bench/lab/floor.cu): EMULATED_CXX += $(EMULATED_MARKS)
 
 $(BUILD)/emulated/obj/%.c.o: %.c
@@ -31,10 +31,9 @@ $(BUILD)/emulated/obj/%.cu.o: %.cu
 	@echo '  CXX  $< (emulated)'
 	$(Q)$(CXX) -I$(EMULATE) $(EMULATED_CXX) -x c++ -c $< -o $@
 
-# Sanitizers leave room between what lies on stacks.
-$(patsubst %,$(BUILD)/emulated/obj/%.o,$(wildcard $(EMULATE)/*.c)): CFLAGS += -DEMULATED_STACK_KIB=$(if $(SANITIZE),64,16)
-# ThreadSanitizer sees what kernels do, and not what carries them from lane to lane.
-$(patsubst %,$(BUILD)/emulated/obj/%.o,$(wildcard $(EMULATE)/*.c)): CFLAGS += $(if $(findstring thread,$(SANITIZE)),-fno-sanitize=thread -DEMULATED_TSAN)
+# Sanitizers leave room between what lies on stacks. ThreadSanitizer sees what kernels do, and not what carries them from
+# lane to lane.
+$(call emulated_obj,$(wildcard $(EMULATE)/*.c)): CFLAGS += -DEMULATED_STACK_KIB=$(if $(SANITIZE),64,16) $(if $(findstring thread,$(SANITIZE)),-fno-sanitize=thread -DEMULATED_TSAN)
 
 $(BUILD)/emulated/libtern_emulated.so: $(call emulated_obj,$(EMULATED_SRC) $(EMULATE)/nccl.cu)
 $(BUILD)/emulated/libtern_cuda.so: $(call emulated_obj,$(CUDA_SRC) $(KERNELS_CU) $(EMULATE)/layer.cu) $(BUILD)/emulated/libtern_emulated.so
@@ -50,7 +49,7 @@ $(BUILD)/emulated/tern-lab-ll: $(call emulated_obj,$(LAB_SRC) bench/lab/floor.cu
 EMULATED_TESTS := $(BUILD)/tests/emulated/test_schedules $(BUILD)/tests/emulated/test_ahead $(BUILD)/tests/emulated/test_gates
 EMULATED_UNITS := $(BUILD)/tests/emulated/test_divide $(BUILD)/tests/emulated/test_fences
 # The lab, too, so that what a change leaves behind there is seen where no nvcc is. make check verifies with one program.
-EMULATED_LAB := $(if $(SANITIZE),,$(call emulated_obj,$(wildcard bench/lab/*.c bench/lab/*/*.c)) $(BUILD)/emulated/tern-lab-ll)
+EMULATED_LAB := $(if $(SANITIZE),,$(call emulated_obj,$(LAB_C)) $(BUILD)/emulated/tern-lab-ll)
 emulated: $(EMULATED) $(EMULATED_TESTS) $(EMULATED_UNITS) $(EMULATED_LAB)
 .PHONY: emulated
 -include $(shell find $(BUILD)/emulated/obj -name '*.d' 2>/dev/null)
