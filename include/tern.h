@@ -422,7 +422,8 @@ struct tern_moe_config {
 	enum tern_scale scale;  /* for TERN_FP8_E4M3; default TERN_SCALE_NONE, refused there */
 	uint32_t payload_bytes; /* for TERN_BYTES: bytes of a row, a multiple of 16; to 64 MiB */
 	enum tern_dtype combine_dtype; /* BF16, FP16 or FP32, of y, on the way, and of out; sums are
-					  fp32. Default TERN_BF16 */
+					  fp32, weight * y added by a fused multiply-add. Default
+					  TERN_BF16 */
 	uint32_t nr_slots;             /* micro-batches in flight, 1 to 16; default 1 */
 	uint32_t alignment;            /* TERN_CONTIGUOUS: rows; default 1 */
 	uint64_t capacity; /* most rows received: of one expert (PADDED), of all with alignment

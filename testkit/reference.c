@@ -2,6 +2,7 @@
 #include "testkit/reference.h"
 #include "testkit/convert.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -419,17 +420,14 @@ void reference_local_ids(const struct reference *reference, uint32_t rank, uint3
 
 /* ---- combine --------------------------------------------------------------------------------- */
 
-/* sum += weight * row: the product is rounded, then the sum (the build forbids a fused
- * multiply-add). */
+/* sum + weight * row, rounded once. */
 static void add_row(struct reference *reference, const void *row, const float *weight, float *sum)
 {
 	uint32_t i, hidden = reference->job->config.hidden;
 
 	decode_row(reference->job->config.combine_dtype, row, reference->values, hidden);
-	for (i = 0; weight && i < hidden; i++)
-		reference->values[i] = *weight * reference->values[i];
 	for (i = 0; i < hidden; i++)
-		sum[i] += reference->values[i];
+		sum[i] = fmaf(weight ? *weight : 1, reference->values[i], sum[i]);
 }
 
 static bool is_weighted(const struct reference *reference)

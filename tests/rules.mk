@@ -53,13 +53,16 @@ $(BUILD)/tests/vm/rate: $(BUILD)/obj/tests/vm/rate.o $(INSIDE)
 
 # The kernels as each instruction set has them; the loader picks one of these.
 KERNEL_VERSIONS := $(if $(filter x86_64,$(shell uname -m)),x86-64 x86-64-v3 x86-64-v4)
+LANES_x86-64    := 4
+LANES_x86-64-v3 := 8
+LANES_x86-64-v4 := 16
 KERNEL_TESTS    := $(addprefix $(BUILD)/tests/unit/test_kernels_,$(KERNEL_VERSIONS))
 $(BUILD)/obj/kernels/%/quantise.o: src/exchange/cpu/kernels/quantise.c
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(CFLAGS) -DCPU_CLONES= -march=$* -c $< -o $@
 $(BUILD)/obj/kernels/%/reduce.o: src/exchange/cpu/kernels/reduce.c
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(CFLAGS) -DCPU_CLONES= -march=$* -c $< -o $@
+	$(Q)$(CC) $(CFLAGS) -DMOST_LANES=$(LANES_$*) -march=$* -c $< -o $@
 $(KERNEL_TESTS): $(BUILD)/tests/unit/test_kernels_%: $(BUILD)/obj/tests/unit/test_kernels.o $(BUILD)/obj/kernels/%/quantise.o \
 	$(BUILD)/obj/kernels/%/reduce.o $(INSIDE)
 	@mkdir -p $(@D)

@@ -34,8 +34,8 @@ static __global__ void __launch_bounds__(THREADS)
 		float sum[y_kind<Y>::PER_VECTOR] = {};
 
 		for (uint32_t j = 0; j < r.most_routes && places[j].position != UINT32_MAX; j++)
-			add_vector<Y>(sum, row_load(y_at(&r, places[j].position, i)), r.weighted,
-				places[j].weight);
+			add_vector<Y>(sum, row_load(y_at(&r, places[j].position, i)),
+				r.weighted ? places[j].weight : 1);
 		row_store(r.send + (uint64_t)blockIdx.x * r.y_bytes + (uint64_t)i * 16,
 			round_vector<Y>(sum));
 	}
@@ -103,7 +103,7 @@ static __global__ void __launch_bounds__(THREADS)
 		for (uint32_t j = 0; j < *nr; j++)
 			add_vector<Y>(sum,
 				row_load(r.recv + (uint64_t)rows[j] * r.y_bytes + (uint64_t)i * 16),
-				weighted, __uint_as_float(weights[j]));
+				weighted ? __uint_as_float(weights[j]) : 1);
 		row_store(r.out + (uint64_t)blockIdx.x * r.y_bytes + (uint64_t)i * 16,
 			round_vector<Y>(sum));
 	}

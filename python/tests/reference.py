@@ -215,16 +215,18 @@ class World:
 
     # ---- the experts, and combine ----
 
-    def _term(self, rank: int, token: int, k: int) -> np.ndarray:
+    def _add(self, total: np.ndarray, rank: int, token: int, k: int) -> np.ndarray:
+        """total + weight * y, rounded once: products are exact in a long double, and sums nearly always."""
         c = self.config
-        y = decode(c.combine_dtype, self.y[rank][token, k])
-        return self.weights[rank][token, k] * y if c.weights == Weights.COMBINE else y
+        y = decode(c.combine_dtype, self.y[rank][token, k]).astype(np.longdouble)
+        weight = self.weights[rank][token, k] if c.weights == Weights.COMBINE else 1
+        return (total + weight * y).astype(np.float32)
 
     def partial(self, rank: int, token: int, ks: List[int]) -> np.ndarray:
         """What one rank sends home for a token with reduction at the expert."""
         total = np.zeros(self.config.hidden, np.float32)
         for k in ks:
-            total = total + self._term(rank, token, k)
+            total = self._add(total, rank, token, k)
         return encode(self.config.combine_dtype, total)
 
     def results(self, source: int, token: int, k: int, here: List[Tuple[int, int]]) -> np.ndarray:
@@ -240,7 +242,7 @@ class World:
             chosen = self.physical(rank, token)
             if c.reduce == Reduce.HOME:
                 for k in (k for k, p in enumerate(chosen) if p >= 0):
-                    out[token] = out[token] + self._term(rank, token, k)
+                    out[token] = self._add(out[token], rank, token, k)
                 continue
             for holder in range(self.nr_ranks):
                 ks = [k for k, p in enumerate(chosen) if p >= 0 and self.rank_of[p] == holder]

@@ -100,18 +100,16 @@ static void sum_by_hand(enum tern_dtype dtype, const void *const *rows, const fl
 	uint32_t nr, uint32_t hidden, void *out)
 {
 	for (uint32_t i = 0; i < hidden; i++) {
-		volatile float sum = 0, product; /* one rounding each, whatever the compiler would
-						    like */
+		float sum = 0;
 
 		for (uint32_t r = 0; r < nr; r++) {
 			float value;
 
 			decode_row(
 				dtype, (const char *)rows[r] + i * element_bytes(dtype), &value, 1);
-			product = weights ? weights[r] * value : value;
-			sum = sum + product;
+			sum = fmaf(weights ? weights[r] : 1, value, sum);
 		}
-		encode_row(dtype, &(float){sum}, (char *)out + i * element_bytes(dtype), 1);
+		encode_row(dtype, &sum, (char *)out + i * element_bytes(dtype), 1);
 	}
 }
 

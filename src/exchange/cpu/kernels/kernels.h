@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What is done to rows on a CPU. The compiler vectorises these for several instruction sets, and
  * the loader picks one; results are the same bits on all, because every operation is elementwise
- * and none is contracted. */
+ * and only what says so is fused. */
 #ifndef TERN_EXCHANGE_CPU_KERNELS_KERNELS_H
 #define TERN_EXCHANGE_CPU_KERNELS_KERNELS_H
 
@@ -42,7 +42,7 @@ void quantise_row(const void *x, enum tern_dtype dtype, uint32_t hidden, enum te
 	uint8_t *elements, void *scales);
 
 /* out[i] = sum over r of weights[r] * rows[r][i], in fp32 and in the order of r, starting from 0,
- * each product and each sum rounded; then rounded to dtype. weights NULL: no product. nr_rows 0:
+ * by fused multiply-adds, each rounded once; then rounded to dtype. weights NULL: all 1. nr_rows 0:
  * zeros. */
 void reduce_rows(enum tern_dtype dtype, const void *const *rows, const float *weights,
 	uint32_t nr_rows, uint32_t hidden, void *out);

@@ -3,6 +3,7 @@
  *   LANES     32-bit lanes of its vectors
  *   TARGET    the attribute that compiles for it, or nothing
  *   NAME(x)   x with its suffix
+ *   FUSED(weight, x, sum)   sum + weight * x, rounded once
  * and undefines them here again. Vectors are the compiler's, so the same lines serve every
  * processor; sums stay in registers while all rows pass. */
 
@@ -90,8 +91,7 @@ INLINE TARGET NAME(u32) NAME(pack_fp16)(NAME(f32) even, NAME(f32) odd)
 	return NAME(round_fp16)(even) | NAME(round_fp16)(odd) << 16;
 }
 
-/* nr_bytes: a multiple of two vectors. A weight of 1 leaves every product as it is, so one loop
- * serves both kinds of sum. */
+/* nr_bytes: a multiple of two vectors. With a weight of 1 it is a sum, so one loop serves both. */
 #define REDUCE_PAIRS(TYPE)                                                                         \
 	static TARGET void NAME(reduce_##TYPE)(const uint8_t *const *rows, const float *weights,   \
 		uint32_t nr_rows, uint32_t nr_bytes, uint8_t *out)                                 \
@@ -105,10 +105,10 @@ INLINE TARGET NAME(u32) NAME(pack_fp16)(NAME(f32) even, NAME(f32) odd)
 				q = NAME(load)(rows[r] + at + 4 * LANES);                          \
 				float weight = weights ? weights[r] : 1.0f;                        \
                                                                                                    \
-				a += weight * NAME(even_##TYPE)(p);                                \
-				b += weight * NAME(odd_##TYPE)(p);                                 \
-				c += weight * NAME(even_##TYPE)(q);                                \
-				d += weight * NAME(odd_##TYPE)(q);                                 \
+				a = FUSED(weight, NAME(even_##TYPE)(p), a);                        \
+				b = FUSED(weight, NAME(odd_##TYPE)(p), b);                         \
+				c = FUSED(weight, NAME(even_##TYPE)(q), c);                        \
+				d = FUSED(weight, NAME(odd_##TYPE)(q), d);                         \
 			}                                                                          \
 			NAME(store)(out + at, NAME(pack_##TYPE)(a, b));                            \
 			NAME(store)(out + at + 4 * LANES, NAME(pack_##TYPE)(c, d));                \
@@ -128,8 +128,8 @@ static TARGET void NAME(reduce_fp32)(const uint8_t *const *rows, const float *we
 		for (uint32_t r = 0; r < nr_rows; r++) {
 			float weight = weights ? weights[r] : 1.0f;
 
-			a += weight * (NAME(f32))NAME(load)(rows[r] + at);
-			b += weight * (NAME(f32))NAME(load)(rows[r] + at + 4 * LANES);
+			a = FUSED(weight, (NAME(f32))NAME(load)(rows[r] + at), a);
+			b = FUSED(weight, (NAME(f32))NAME(load)(rows[r] + at + 4 * LANES), b);
 		}
 		NAME(store)(out + at, (NAME(u32))a);
 		NAME(store)(out + at + 4 * LANES, (NAME(u32))b);
@@ -139,3 +139,4 @@ static TARGET void NAME(reduce_fp32)(const uint8_t *const *rows, const float *we
 #undef LANES
 #undef TARGET
 #undef NAME
+#undef FUSED

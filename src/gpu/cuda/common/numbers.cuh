@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Number formats in registers: what a 16-byte vector of y, or of out, holds; sums are fp32, each
- * addition rounded. */
+/* Number formats in registers: what a 16-byte vector of y, or of out, holds; sums are fp32, by
+ * fused multiply-adds, each rounded once. */
 #ifndef TERN_GPU_CUDA_COMMON_NUMBERS_CUH
 #define TERN_GPU_CUDA_COMMON_NUMBERS_CUH
 
@@ -51,16 +51,17 @@ __device__ __forceinline__ void y_numbers(uint4 v, float (&x)[y_kind<Y>::PER_VEC
 	}
 }
 
+/* weight: 1 for rows that are summed as they are. */
 template <int Y>
 __device__ __forceinline__ void add_vector(
-	float (&sum)[y_kind<Y>::PER_VECTOR], uint4 v, bool weighted, float weight)
+	float (&sum)[y_kind<Y>::PER_VECTOR], uint4 v, float weight)
 {
 	float x[y_kind<Y>::PER_VECTOR];
 
 	y_numbers<Y>(v, x);
 #pragma unroll
 	for (int i = 0; i < y_kind<Y>::PER_VECTOR; i++)
-		sum[i] = __fadd_rn(sum[i], weighted ? __fmul_rn(weight, x[i]) : x[i]);
+		sum[i] = __fmaf_rn(weight, x[i], sum[i]);
 }
 
 template <int Y> __device__ __forceinline__ uint32_t round_pair(float low, float high)

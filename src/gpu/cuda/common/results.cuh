@@ -27,6 +27,11 @@ static __device__ __forceinline__ void load_part(
 	}
 }
 
+static __device__ __forceinline__ float weight_of(const struct gpu_combine *c, uint32_t bits)
+{
+	return c->weighted ? __uint_as_float(bits) : 1;
+}
+
 /* N vectors of a token's rows here, weighted and summed. Several rows are loaded before the first
  * is needed. */
 template <int Y, int N, int ROWS>
@@ -48,14 +53,13 @@ static __device__ __forceinline__ void sum_part(
 		}
 #pragma unroll
 		for (int r = 0; r < ROWS; r++) {
-			float weight =
-				__uint_as_float(__shfl_sync(ALL_LANES, route.y, k[r] % LANES));
+			float weight = weight_of(c, __shfl_sync(ALL_LANES, route.y, k[r] % LANES));
 
 			if (k[r] == LANES)
 				break;
 #pragma unroll
 			for (int i = 0; i < N; i++)
-				add_vector<Y>(sum[i], v[r][i], c->weighted, weight);
+				add_vector<Y>(sum[i], v[r][i], weight);
 		}
 	}
 #pragma unroll
@@ -90,11 +94,12 @@ static __device__ __forceinline__ uint32_t find_rows(
 	return left;
 }
 
-static __device__ __forceinline__ void find_weights(uint2 route, uint32_t here, struct addends &a)
+static __device__ __forceinline__ void find_weights(
+	const struct gpu_combine *c, uint2 route, uint32_t here, struct addends &a)
 {
 #pragma unroll
 	for (int r = 0; r < 2 * BATCH; r++) {
-		a.weight[r] = __uint_as_float(__shfl_sync(ALL_LANES, route.y, __ffs(here) - 1));
+		a.weight[r] = weight_of(c, __shfl_sync(ALL_LANES, route.y, __ffs(here) - 1));
 		here &= here - 1;
 	}
 }
@@ -114,13 +119,13 @@ static __device__ __forceinline__ void load_batch(const struct gpu_combine *c,
 }
 
 template <int Y, int FIRST>
-static __device__ __forceinline__ void add_batch(const struct gpu_combine *c,
+static __device__ __forceinline__ void add_batch(
 	const struct addends &a, const uint4 (&v)[BATCH], float (&sum)[y_kind<Y>::PER_VECTOR])
 {
 #pragma unroll
 	for (int r = 0; r < BATCH; r++)
 		if (FIRST + r < a.nr)
-			add_vector<Y>(sum, v[r], c->weighted, a.weight[FIRST + r]);
+			add_vector<Y>(sum, v[r], a.weight[FIRST + r]);
 }
 
 /* The sum of a token's rows here, vector by vector. */
@@ -141,16 +146,15 @@ static __device__ __forceinline__ uint4 sum_vector(
 		load_batch<BATCH, ALONE>(c, s.a, x, i, second);
 	if (!LAST)
 		load_batch<0, ALONE>(c, s.a, x, i + 1, next);
-	add_batch<Y, 0>(c, s.a, s.first, sum);
+	add_batch<Y, 0>(s.a, s.first, sum);
 	if (s.a.nr > BATCH)
-		add_batch<Y, BATCH>(c, s.a, second, sum);
+		add_batch<Y, BATCH>(s.a, second, sum);
 	for (uint32_t left = s.a.more; left; left &= left - 1) {
 		uint32_t k = __ffs(left) - 1;
 		uint4 one[1];
 
 		load_part<ALONE>(c, __shfl_sync(ALL_LANES, route.x, k), x, i, one);
-		add_vector<Y>(sum, one[0], c->weighted,
-			__uint_as_float(__shfl_sync(ALL_LANES, route.y, k)));
+		add_vector<Y>(sum, one[0], weight_of(c, __shfl_sync(ALL_LANES, route.y, k)));
 	}
 #pragma unroll
 	for (int r = 0; r < BATCH && !LAST; r++)

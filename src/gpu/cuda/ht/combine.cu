@@ -165,7 +165,7 @@ static __device__ __forceinline__ bool load_sent(const struct gpu_combine *c,
 	if (GATED && !await_row(c, epoch, a.there, s->head))
 		return false;
 	a.row = c->y + s->head.x * c->y_stride;
-	a.weight = c->weighted ? __uint_as_float(s->head.y) : 1;
+	a.weight = weight_of(c, s->head.y);
 	here = __ballot_sync(ALL_LANES, a.there);
 	of_group = here & lanes_of_group(d->shift, group);
 	if (!c->weighted && __popc(of_group) == 1) /* a sum of one row; which zero and which NaN it
@@ -339,7 +339,7 @@ static __device__ __forceinline__ bool load_home(const struct gpu_combine *c,
 		shape.part_bytes, home->flags, home->any && !there && lane_of_group(d->shift) == 0};
 	struct addend a = {
 		e->windows[e->rank] + h->window.results + home->cell * e->result.row_bytes,
-		e->at_home && c->weighted ? __uint_as_float(home->route.y) : 1, home->place,
+		e->at_home ? weight_of(c, home->route.y) : 1, home->place,
 		home->awaits || home->own};
 
 	if (!check_own(e, extent, epoch, home))
@@ -348,7 +348,7 @@ static __device__ __forceinline__ bool load_home(const struct gpu_combine *c,
 		return false;
 	if (home->own) {
 		a.row = c->y + home->head.x * c->y_stride;
-		a.weight = c->weighted ? __uint_as_float(home->head.y) : 1;
+		a.weight = weight_of(c, home->head.y);
 	}
 	for (uint32_t g = 0; g < d->nr; g++)
 		load_group(e, shape, in, &a, &sum, group == g);

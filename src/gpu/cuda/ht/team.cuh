@@ -340,7 +340,7 @@ template <int Y> static __device__ __forceinline__ void add_held(struct team_sum
 {
 #pragma unroll
 	for (int i = 0; i < TEAM_VECTORS; i++)
-		add_vector<Y>(s->sum.of[i], s->held[i], false, 1);
+		add_vector<Y>(s->sum.of[i], s->held[i], 1);
 	s->holds = false;
 }
 
@@ -359,7 +359,7 @@ static __device__ __forceinline__ void add_weighted(
 {
 #pragma unroll
 	for (int i = 0; i < TEAM_VECTORS; i++)
-		add_vector<Y>(s->sum.of[i], v[i], true, weight);
+		add_vector<Y>(s->sum.of[i], v[i], weight);
 }
 
 template <int Y>

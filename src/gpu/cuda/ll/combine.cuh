@@ -67,7 +67,7 @@ static __device__ __forceinline__ bool add_results(const struct gpu_combine *c, 
 	for (int r = 0; r < RESULTS; r++) {
 		uint32_t peer =
 			e->at_home ? __shfl_sync(ALL_LANES, route.x, result[r] % LANES) : result[r];
-		float weight = __uint_as_float(__shfl_sync(ALL_LANES, route.y, result[r] % LANES));
+		uint32_t weight = __shfl_sync(ALL_LANES, route.y, result[r] % LANES);
 
 		if (result[r] == UINT32_MAX)
 			break;
@@ -80,7 +80,7 @@ static __device__ __forceinline__ bool add_results(const struct gpu_combine *c, 
 #pragma unroll
 		for (int i = 0; i < ND; i++)
 			add_vector<Y>(sum.of[i], OWN && result[r] == e->rank ? own[i] : s[r].v[i],
-				e->at_home && c->weighted, weight);
+				e->at_home ? weight_of(c, weight) : 1);
 	}
 	return true;
 }

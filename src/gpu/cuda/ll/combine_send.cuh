@@ -68,7 +68,7 @@ static __device__ __forceinline__ bool begin_sum(const struct gpu_combine *c, ui
 	sum.a.more = find_rows<BATCH>(c, *route, here, sum.a.more, sum.a);
 	if (LATE && late && !await_weights(c, epoch, source, token, weight, route))
 		return false;
-	find_weights(*route, here, sum.a);
+	find_weights(c, *route, here, sum.a);
 	return true;
 }
 
