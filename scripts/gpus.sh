@@ -115,7 +115,7 @@ stage_check() {
 	step check/count_routes 60 "$BUILD/tests/device/test_count_routes"
 	step check/gates 60 env TERN_TEST_CASES=20 TERN_TEST_ROUNDS=20 "$BUILD/tests/emulated/test_gates" # drawn alike, by real kernels here
 	step check/hostile 120 "$BUILD/tests/device/test_hostile"
-	step check/elastic 300 with_library libcmocka.so.0 env TERN_TEST_KILL_US=50000 TERN_TEST_ROUNDS=120 TERN_TEST_WAIT_MS=300 "$BUILD/tests/device/test_elastic"
+	step check/elastic $((gpus > 1 ? 300 : 600)) with_library libcmocka.so.0 env TERN_TEST_KILL_US=50000 TERN_TEST_ROUNDS=120 TERN_TEST_WAIT_MS=300 "$BUILD/tests/device/test_elastic"
 	beside check/processes 120 with_library libcmocka.so.0 "$BUILD/tests/device/test_processes" # killed, stalled
 	beside check/nodes 120 with_library libfabric.so.1 env GPUS="$gpus" tests/device/nodes.sh
 	for n in $(counts); do
@@ -126,7 +126,7 @@ stage_check() {
 	step check/direct 60 env TERN_TEST_WITHOUT=too_early "$BUILD/tests/device/test_direct"
 	step check/too-early 40 env TERN_TEST_WITHOUT=in_device,nothing_through,heads_alone TERN_TEST_ROUNDS=1 "$BUILD/tests/device/test_direct" # the word of rows that are not there yet: passes if wrong elements are found
 	grep -hs '^# mode' "$LOGS/check-too-early.log" | sed 's/^# */    /'
-	step check/writes 60 env TERN_TEST_RANKS=$((2 * gpus)) "$BUILD/tests/device/test_writes"
+	step check/writes 60 env TERN_TEST_RANKS=$((gpus > 1 ? 2 * gpus : 4)) "$BUILD/tests/device/test_writes"
 	step check/device-direct 120 between_gpus "$gpus" env TERN_TEST_NODES=ab TERN_TRANSPORT=copying TERN_TEST_WITHOUT=_ TERN_TEST_CASES=12 TERN_TEST_RANKS=$((2 * gpus)) "$BUILD/tests/device/test_device"
 	step check/layouts 120 verify "$gpus" --preset qwen3-30b-a3b --mode ll,ht --dtype fp8,bf16,fp16,fp32 --layout contiguous,padded,source --reduce home,expert --tokens 33 --iters 4
 	[ ! -e "$BUILD/libtern_cuda_traced.so" ] || step check/trace 60 env GPUS="$gpus" tests/device/trace.sh

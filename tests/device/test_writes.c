@@ -111,6 +111,11 @@ static void exchange(struct rank *rank)
 	int rc = device_choose(ops, (uint32_t)rank->rank);
 
 	rc = rc ? rc : device_rounds_open(&rounds, rank->group, &scene->job, ops);
+	if (!rc && !rounds.moe->device->internode) {
+		rank_fails(rank, "all ranks are on one node");
+		devices_close(rank, &rounds);
+		return;
+	}
 	if (!rc)
 		before = writes_of(rounds.moe);
 	for (; i < nr && !rc && !rounds.difference.nr; i++)
