@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "moe.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -93,6 +94,7 @@ static void run_expert(struct moe_local *local, const struct moe_call *call, uin
 	}
 }
 
+/* As tern_combine does: weight * y is added by a fused multiply-add. */
 static void combine(struct moe_local *local, const struct moe_call *call)
 {
 	memset(call->out, 0, (size_t)call->nr_tokens * local->hidden * sizeof(float));
@@ -100,8 +102,9 @@ static void combine(struct moe_local *local, const struct moe_call *call)
 		float *out = call->out + (size_t)t * local->hidden;
 
 		for (uint32_t route = t * local->topk; route < (t + 1) * local->topk; route++)
-			add_scaled(out, call->weights[route],
-				local->y + (size_t)route * local->hidden, local->hidden);
+			for (uint32_t i = 0; i < local->hidden; i++)
+				out[i] = fmaf(call->weights[route],
+					local->y[(size_t)route * local->hidden + i], out[i]);
 		row_round(local->types.combine, out, local->hidden);
 	}
 }
