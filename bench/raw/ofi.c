@@ -202,8 +202,8 @@ static int make_memory(struct raw *raw, struct transport_key *key)
 		return fail(TERN_ERR_UNSUPPORTED, "a write of %llu bytes",
 			(unsigned long long)raw->slot_bytes);
 	raw->memory_bytes = NR_KINDS * raw->nr_ranks * raw->slot_bytes;
-	raw->send = private_map(raw->memory_bytes);
-	raw->recv = private_map(raw->memory_bytes);
+	raw->send = private_map(raw->memory_bytes, PRIVATE_DENSE);
+	raw->recv = private_map(raw->memory_bytes, PRIVATE_DENSE);
 	if (!raw->send || !raw->recv)
 		return fail(TERN_ERR_NOMEM, "no memory for raw writes: %llu bytes",
 			(unsigned long long)raw->memory_bytes);

@@ -71,7 +71,7 @@ static int open_transport(struct pages *p)
 
 static int make_memory(struct pages *p, struct transport_key *key)
 {
-	p->memory = private_map(p->bytes);
+	p->memory = private_map(p->bytes, PRIVATE_DENSE);
 	if (!p->memory)
 		return fail(TERN_ERR_NOMEM, "no memory for %u pages", p->nr);
 	for (uint64_t i = 0; i < p->bytes / 8 && !p->rank; i++)

@@ -4,14 +4,15 @@
 #include <stddef.h>
 #include <sys/mman.h>
 
-void *private_map(uint64_t bytes)
+void *private_map(uint64_t bytes, enum private_use use)
 {
 	void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
 		MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
 	if (base == MAP_FAILED)
 		return NULL;
-	madvise(base, bytes, MADV_HUGEPAGE);
+	if (use == PRIVATE_DENSE)
+		madvise(base, bytes, MADV_HUGEPAGE); /* a wish */
 	return base;
 }
 

@@ -4,9 +4,13 @@
 
 #include <stdint.h>
 
-/* Address space that peers do not see; pages are taken when first written. NULL: none
- * left. */
-void *private_map(uint64_t bytes);
+enum private_use {
+	PRIVATE_DENSE, /* from its beginning on: by huge pages where the machine grants them */
+	PRIVATE_SPARSE /* here and there, as few bytes come as often as many */
+};
+
+/* Address space that peers do not see; pages are taken when first written. NULL: none left. */
+void *private_map(uint64_t bytes, enum private_use use);
 void private_unmap(void *base, uint64_t bytes);
 
 #endif

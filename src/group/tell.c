@@ -240,7 +240,7 @@ static void hear(void *ctx, uint32_t from, const void *data, uint32_t bytes)
 
 static struct board *copy_make(void)
 {
-	return private_map(sizeof(struct board));
+	return private_map(sizeof(struct board), PRIVATE_DENSE);
 }
 
 static void copy_free(struct board *copy)

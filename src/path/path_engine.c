@@ -183,7 +183,8 @@ static int open_memory(tern_moe *moe)
 	int rc;
 
 	path->staging_bytes = plan_staging(moe);
-	path->staging = path->nr_internode ? private_map(path->staging_bytes) : NULL;
+	path->staging =
+		path->nr_internode ? private_map(path->staging_bytes, PRIVATE_SPARSE) : NULL;
 	if (!path->staging && path->nr_internode)
 		return fail(TERN_ERR_NOMEM,
 			"no address space for %llu bytes of staging for %u ranks",

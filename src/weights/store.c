@@ -213,13 +213,13 @@ static int take_places(tern_weight_store *store)
 	store->borrowers = calloc(nr * store->nr_words + 1, sizeof(*store->borrowers));
 	store->regions = calloc((size_t)c->nr_layers * c->nr_parts + 1, sizeof(tern_region *));
 	store->remotes = calloc(store->nr_ranks, sizeof(tern_remote *));
-	store->staging = private_map((uint64_t)c->window * c->page_bytes);
+	store->staging = private_map((uint64_t)c->window * c->page_bytes, PRIVATE_DENSE);
 	if (!store->places || !store->sums || !store->borrowers || !store->regions ||
 		!store->remotes || !store->staging)
 		return fail(TERN_ERR_NOMEM, "no memory for %llu places of %u pages",
 			(unsigned long long)nr, store->nr_pages);
 	if (c->nr_backups) {
-		store->backups = private_map(c->nr_backups * store->expert_bytes);
+		store->backups = private_map(c->nr_backups * store->expert_bytes, PRIVATE_DENSE);
 		if (!store->backups)
 			return fail(TERN_ERR_NOMEM, "no memory for %u backups of %llu bytes",
 				c->nr_backups, (unsigned long long)store->expert_bytes);

@@ -53,7 +53,7 @@ static bool slot_alloc(tern_moe *moe, uint32_t index)
 	if (moe->config.mode == TERN_HIGH_THROUGHPUT)
 		s->output = own(moe, layout_output(&moe->layout, index));
 	else
-		s->output = private_map(moe->layout.output.bytes);
+		s->output = private_map(moe->layout.output.bytes, PRIVATE_DENSE);
 	return s->physical && s->weights && s->rows_to && s->routes_to && s->rows_home &&
 	       s->home_start && s->place && s->home_next && s->row_of && s->chunks_to && s->sent &&
 	       s->rows_from && s->counts && s->offsets && s->output;

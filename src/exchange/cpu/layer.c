@@ -203,7 +203,7 @@ int cpu_layer_room_open(tern_moe *moe, struct layer_room *room)
 {
 	room->slot_bytes = moe->layout.positions * moe->layout.combine_row_bytes;
 	for (uint32_t slot = 0; slot < moe->config.nr_slots; slot++) {
-		room->slots[slot] = private_map(room->slot_bytes);
+		room->slots[slot] = private_map(room->slot_bytes, PRIVATE_DENSE);
 		if (!room->slots[slot])
 			return fail(TERN_ERR_NOMEM, "no address space for %llu bytes of y",
 				(unsigned long long)room->slot_bytes);

@@ -29,7 +29,7 @@ int ofi_pool_grow(struct ofi *o, struct ofi_pool *pool, uint32_t nr_ops)
 		return fail(TERN_ERR_NOMEM, "no memory for %u operations", nr_ops);
 	slab->nr_ops = nr_ops;
 	slab->bytes = (uint64_t)nr_ops * pool->buffer_bytes;
-	slab->buffers = private_map(slab->bytes);
+	slab->buffers = private_map(slab->bytes, PRIVATE_DENSE);
 	memory = (struct iovec){slab->buffers, slab->bytes};
 	rc = slab->buffers ? ofi_reg_mr(o, &attr, &slab->mr)
 			   : fail(TERN_ERR_NOMEM, "no memory for %u operations", nr_ops);
