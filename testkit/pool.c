@@ -5,6 +5,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* Runs of this many elements are long enough to fill a block of 128 wherever a row starts. */
 #define RUN 256
@@ -19,6 +20,16 @@ static float exact_value(enum pool_use use, uint64_t index, uint64_t *state)
 	return (float)random_below(state, 33) - 16;
 }
 
+/* -126 to 127. */
+static float power_of_two(int exponent)
+{
+	uint32_t bits = (uint32_t)(127 + exponent) << 23;
+	float power;
+
+	memcpy(&power, &bits, sizeof(power));
+	return power;
+}
+
 /* Mostly around 1, now and then far from it. Sums of TERN_MAX_TOPK of them stay below FP16's 65504.
  */
 static float random_value(enum tern_dtype dtype, uint64_t *state)
@@ -30,7 +41,7 @@ static float random_value(enum tern_dtype dtype, uint64_t *state)
 	if ((number >> 8 & 0xff) == 0)
 		exponent = dtype == TERN_FP16 ? -(int)random_below(state, 25)
 					      : 30 - (int)random_below(state, 61);
-	return ldexpf(number >> 6 & 1 ? -value : value, exponent);
+	return (number >> 6 & 1 ? -value : value) * power_of_two(exponent);
 }
 
 static float special_value(enum tern_dtype dtype, uint64_t *state)
@@ -54,7 +65,7 @@ static float pool_value(enum pool_use use, enum tern_dtype dtype, enum job_input
 	if (input == INPUT_RANDOM)
 		return random_value(dtype, state);
 	if (run == 21) /* blocks of next to nothing */
-		return ldexpf((float)random_below(state, 3), -130);
+		return (float)random_below(state, 3) * 0x1p-130f;
 	if (run == 34)
 		return NAN;
 	return special_value(dtype, state);

@@ -427,7 +427,8 @@ static void add_row(struct reference *reference, const void *row, const float *w
 
 	decode_row(reference->job->config.combine_dtype, row, reference->values, hidden);
 	for (i = 0; i < hidden; i++)
-		sum[i] = fmaf(weight ? *weight : 1, reference->values[i], sum[i]);
+		sum[i] = weight ? fmaf(*weight, reference->values[i], sum[i])
+				: sum[i] + reference->values[i];
 }
 
 static bool is_weighted(const struct reference *reference)

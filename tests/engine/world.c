@@ -57,6 +57,19 @@ uint8_t world_byte(int rank, uint64_t at)
 	return (uint8_t)(at * 7 + at / 251 + (uint64_t)rank * 31 + 1);
 }
 
+/* Of each rank, made once: engines are opened by the hundred. */
+const uint8_t *world_bytes(int rank)
+{
+	static uint8_t *made[LOOP_RANKS];
+
+	if (made[rank])
+		return made[rank];
+	made[rank] = malloc(WORLD_BYTES);
+	for (uint64_t i = 0; i < WORLD_BYTES; i++)
+		made[rank][i] = world_byte(rank, i);
+	return made[rank];
+}
+
 static bool is_other(const struct world *world, int from, int to)
 {
 	return from == world->apart || to == world->apart;
@@ -92,8 +105,7 @@ static void open_one(struct world *world, int r, const struct tern_engine_config
 	}
 	must(engine_open(config, &setup, &world->engines[r]), "engine_open");
 	world->memory[r] = malloc(WORLD_BYTES);
-	for (uint64_t i = 0; i < WORLD_BYTES; i++)
-		world->memory[r][i] = world_byte(r, i);
+	memcpy(world->memory[r], world_bytes(r), WORLD_BYTES);
 }
 
 static void share_memory(struct world *world)

@@ -38,5 +38,6 @@ struct loop_net *world_net(struct world *world, int from, int to); /* the networ
 void world_close(struct world *world);
 void world_round(void *world);             /* steps all engines once */
 uint8_t world_byte(int rank, uint64_t at); /* what world_open fills memory with */
+const uint8_t *world_bytes(int rank);      /* all WORLD_BYTES of it */
 
 #endif
