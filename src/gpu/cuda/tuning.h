@@ -222,9 +222,9 @@ static inline struct gpu_launch ll_rule_two_sums(
 	bool large = ll_rule_large(result);
 
 	if (large && rows > 1)
-		return ll_own_sums(ll_blocks(132, 16, 7));
+		return ll_own_sums(ll_blocks(120, 16, 7));
 	if (rows > 2)
-		return ll_own_sums(ll_blocks(132, 16, bytes > 4 << 20 ? 7 : 8));
+		return ll_own_sums(bytes > 4 << 20 ? ll_blocks(124, 16, 7) : ll_blocks(132, 16, 8));
 	return ll_blocks(132, 16, large && nr_tokens <= 1024 && !short_of_links ? 9 : 10);
 }
 
