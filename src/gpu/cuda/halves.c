@@ -279,7 +279,7 @@ static int launch_ll_combine(struct device_exchange *x, const struct device_call
 	struct gpu_combine *c = &x->slots[call->slot].combine;
 	const struct gpu_dispatch *d = &x->slots[call->slot].dispatch;
 	const struct gpu_exchange *e = &c->exchange;
-	uint32_t rows = d->by_source || e->at_home ? 1 : gpu_ceil(e->topk, e->nr_ranks);
+	uint32_t rows = e->at_home ? 0 : d->by_source ? 1 : gpu_ceil(e->topk, e->nr_ranks);
 	struct gpu_launch launch;
 
 	cut_results(c, d->nr_tokens);

@@ -214,21 +214,24 @@ static inline uint32_t ll_rule_result_vectors(uint32_t nr_tokens, uint32_t nr_ra
 }
 
 /* Between two ranks, of sums that NVLink takes longer for than a kernel takes to begin and end: own
- * sums of several rows are better kept, where few warps send; single rows go through the window. */
+ * sums of several rows are better kept, where few warps send; single rows go through the window.
+ * Of large ones all SMs at once are in each other's way. */
 static inline struct gpu_launch ll_rule_two_sums(
-	uint32_t nr_tokens, const struct row_geometry *result, uint32_t rows, bool short_of_links)
+	uint32_t nr_tokens, const struct row_geometry *result, uint32_t rows)
 {
 	uint64_t bytes = (uint64_t)nr_tokens * result->row_bytes;
-	bool large = ll_rule_large(result);
 
-	if (large && rows > 1)
-		return ll_own_sums(ll_blocks(120, 16, 7));
+	if (ll_rule_large(result) && !rows)
+		return ll_blocks(132, 16, nr_tokens <= 1024 ? 9 : 10);
+	if (ll_rule_large(result))
+		return rows > 1 ? ll_own_sums(ll_blocks(120, 16, 7)) : ll_blocks(120, 16, 10);
 	if (rows > 2)
 		return ll_own_sums(bytes > 4 << 20 ? ll_blocks(124, 16, 7) : ll_blocks(132, 16, 8));
-	return ll_blocks(132, 16, large && nr_tokens <= 1024 && !short_of_links ? 9 : 10);
+	return ll_blocks(132, 16, 10);
 }
 
-/* rows: a result is a sum of about so many rows here, each as large as the result. whole: all warps
+/* rows: a result is a sum of about so many rows here, each as large as the result; 0: rows are
+ * summed at home, and all of a token's go there. whole: all warps
  * can send, and then receive; results that take NVLink longer than a kernel takes to begin and end
  * are better sent while others are received. */
 static inline struct gpu_launch ll_rule_combine(uint32_t nr_tokens, uint32_t max_tokens,
@@ -247,7 +250,7 @@ static inline struct gpu_launch ll_rule_combine(uint32_t nr_tokens, uint32_t max
 	else if (nr_tokens <= 64)
 		launch = ll_blocks(132, 16, 8);
 	else
-		launch = ll_rule_two_sums(nr_tokens, result, rows, short_of_links);
+		launch = ll_rule_two_sums(nr_tokens, result, rows);
 	return ll_rule_beside_many(launch, max_tokens);
 }
 
