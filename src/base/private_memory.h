@@ -6,7 +6,7 @@
 
 enum private_use {
 	PRIVATE_DENSE, /* from its beginning on: by huge pages where the machine grants them */
-	PRIVATE_SPARSE /* here and there, as few bytes come as often as many */
+	PRIVATE_SPARSE /* here and there: few bytes come as often as many */
 };
 
 /* Address space that peers do not see; pages are taken when first written. NULL: none left. */

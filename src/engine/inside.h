@@ -59,8 +59,9 @@ struct tern_engine {
 	struct tern_remote **remotes;
 	struct tern_peers **lists;
 	struct engine_counters **counters;
-	uint32_t caps; /* what all networks that are open have. TRANSPORT_TARGET_POLLS: what one
-			  has; TRANSPORT_FENCE: also where none is needed, as writes are in order */
+	uint32_t caps; /* what all networks that are open have. TRANSPORT_TARGET_POLLS and _PINS:
+			  what one has; TRANSPORT_FENCE: also where none is needed, as writes are in
+			  order */
 	uint32_t nr_networks, nr_nics;
 	struct network networks[TERN_MAX_NICS];
 	char network_names[TERN_MAX_NICS][ENGINE_NETWORK_NAME]; /* of an engine over a group */

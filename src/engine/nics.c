@@ -81,11 +81,13 @@ static int open_nic(
 	return 0;
 }
 
-/* What both have. That bytes land only while the target polls is a burden: it is enough if one has
- * that. */
+/* It is enough if one has that: bytes land only while the target polls, regions are pinned. */
+#define BURDENS ((uint32_t)(TRANSPORT_TARGET_POLLS | TRANSPORT_PINS))
+
+/* What both have. */
 static uint32_t common_caps(uint32_t caps, uint32_t others)
 {
-	return (caps & others) | ((caps | others) & TRANSPORT_TARGET_POLLS);
+	return (caps & others) | ((caps | others) & BURDENS);
 }
 
 static int open_network(
@@ -108,7 +110,7 @@ static int open_network(
 
 int open_networks(tern_engine *engine)
 {
-	engine->caps = ~(uint32_t)TRANSPORT_TARGET_POLLS;
+	engine->caps = ~BURDENS;
 	for (uint32_t i = 0; i < engine->nr_networks; i++) {
 		struct network *network = &engine->networks[i];
 		int rc;

@@ -12,8 +12,8 @@
  */
 struct network {
 	uint32_t first_nic, nr_nics;
-	uint32_t caps;   /* enum transport_caps that all of its NICs have; TRANSPORT_TARGET_POLLS:
-			    that one has */
+	uint32_t caps;   /* enum transport_caps that all of its NICs have; TRANSPORT_TARGET_POLLS
+			    and _PINS: that one has */
 	bool one_order;  /* all writes to a peer land in the order of posting, whichever they are */
 	bool heartbeats; /* silence means something there */
 	/* the proxy's own */

@@ -106,6 +106,11 @@ bool engine_moves_device_memory(const tern_engine *engine)
 	return engine->caps & TRANSPORT_DEVICE_MEMORY;
 }
 
+bool engine_pins(const tern_engine *engine)
+{
+	return engine->caps & TRANSPORT_PINS;
+}
+
 bool engine_shuts_out(const tern_engine *engine)
 {
 	return engine->caps & TRANSPORT_SHUTS_OUT;

@@ -183,8 +183,9 @@ static int open_memory(tern_moe *moe)
 	int rc;
 
 	path->staging_bytes = plan_staging(moe);
-	path->staging =
-		path->nr_internode ? private_map(path->staging_bytes, PRIVATE_SPARSE) : NULL;
+	if (path->nr_internode)
+		path->staging = private_map(path->staging_bytes,
+			engine_pins(path->engine) ? PRIVATE_DENSE : PRIVATE_SPARSE);
 	if (!path->staging && path->nr_internode)
 		return fail(TERN_ERR_NOMEM,
 			"no address space for %llu bytes of staging for %u ranks",

@@ -44,14 +44,15 @@ enum transport_caps {
 				  order of posting */
 	TRANSPORT_FENCE = 2,   /* WRITE_FENCE is honoured: the write lands after all earlier ones to
 				  that peer */
-	TRANSPORT_TARGET_POLLS = 4,  /* see Progress */
-	TRANSPORT_SEES_DEATH = 8,    /* EVENT_PEER_DOWN comes without anything being sent; else only
-					when a write fails, or never */
-	TRANSPORT_SHUTS_OUT = 16,    /* after disconnect nothing lands that the peer has written to
-					regions that were deregistered before */
-	TRANSPORT_DEVICE_MEMORY = 32 /* reg takes a GPU's memory, or says why not. A write into it
-					is visible to that GPU as its driver's ordering says: what
-					an immediate has promised may need a flush first */
+	TRANSPORT_TARGET_POLLS = 4, /* see Progress */
+	TRANSPORT_SEES_DEATH = 8,   /* EVENT_PEER_DOWN comes without anything being sent; else only
+				       when a write fails, or never */
+	TRANSPORT_SHUTS_OUT = 16,   /* after disconnect nothing lands that the peer has written to
+				       regions that were deregistered before */
+	TRANSPORT_DEVICE_MEMORY = 32, /* reg takes a GPU's memory, or says why not. A write into it
+					 is visible to that GPU as its driver's ordering says: what
+					 an immediate has promised may need a flush first */
+	TRANSPORT_PINS = 64           /* what is registered stays in memory, all of it */
 };
 
 /* How a transport is opened. */

@@ -62,7 +62,7 @@ const struct network networks[] = {
 	{.name = "verbs:rxe0",
 		.ops = &transport_verbs,
 		.provider = "rxe0",
-		.caps = TRANSPORT_ORDERED | TRANSPORT_FENCE | TRANSPORT_SHUTS_OUT |
+		.caps = TRANSPORT_ORDERED | TRANSPORT_FENCE | TRANSPORT_SHUTS_OUT | TRANSPORT_PINS |
 			TRANSPORT_DEVICE_MEMORY,
 		.bad_key = KEY_FAILED,
 		.key_breaks = true,
@@ -74,7 +74,7 @@ const struct network networks[] = {
 		.ops = &transport_verbs,
 		.provider = "rxe1",
 		.other = "rxe2",
-		.caps = TRANSPORT_ORDERED | TRANSPORT_FENCE | TRANSPORT_SHUTS_OUT |
+		.caps = TRANSPORT_ORDERED | TRANSPORT_FENCE | TRANSPORT_SHUTS_OUT | TRANSPORT_PINS |
 			TRANSPORT_DEVICE_MEMORY,
 		.bad_key = KEY_FAILED,
 		.key_breaks = true,

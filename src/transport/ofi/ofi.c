@@ -356,7 +356,8 @@ static int ofi_open(const struct transport_options *options, struct transport **
 		return rc;
 	}
 	*info = (struct transport_info){.name = "ofi",
-		.caps = o->facts->caps | (o->moves_devices ? TRANSPORT_DEVICE_MEMORY : 0),
+		.caps = o->facts->caps | (o->moves_devices ? TRANSPORT_DEVICE_MEMORY : 0) |
+			(o->info->domain_attr->mr_mode & FI_MR_ALLOCATED ? TRANSPORT_PINS : 0),
 		.depth = nr_writes(o, options->depth),
 		.inline_bytes = OFI_INLINE_BYTES,
 		.message_bytes = options->message_bytes,

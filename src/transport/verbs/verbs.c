@@ -289,7 +289,7 @@ static int open_all(struct verbs *v, const struct transport_options *options)
 static void fill_info(const struct verbs *v, struct transport_info *info)
 {
 	*info = (struct transport_info){.name = "verbs",
-		.caps = TRANSPORT_SHUTS_OUT |
+		.caps = TRANSPORT_SHUTS_OUT | TRANSPORT_PINS |
 			(v->library.reg_dmabuf_mr ? TRANSPORT_DEVICE_MEMORY : 0) |
 			(v->settings.relaxed_ordering ? 0 : TRANSPORT_ORDERED | TRANSPORT_FENCE),
 		.depth = v->depth,
