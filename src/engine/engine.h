@@ -164,6 +164,7 @@ int engine_let_go(tern_engine *engine, uint32_t peer, const char *cause);
 
 /* Whether the networks that are open here can do that. */
 bool engine_shuts_out(const tern_engine *engine);
+
 /* Some network keeps what is registered in memory, all of it. */
 bool engine_pins(const tern_engine *engine);
 

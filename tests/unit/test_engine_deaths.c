@@ -358,9 +358,34 @@ static void destroyed_while_busy(void **state)
 	close_world(world);
 }
 
+static void expect_caps(struct world *world, int rank, bool shuts_out, bool pins)
+{
+	assert_int_equal(engine_shuts_out(world->engines[rank]), shuts_out);
+	assert_int_equal(engine_pins(world->engines[rank]), pins);
+}
+
+/* That the dead are shut out all networks have to see to; that regions are pinned, one does. Rank 2
+ * has one network, the others both. */
+static void caps_of_two_networks(void **state)
+{
+	struct world *world = open_mixed(3, TRANSPORT_PINS, 2, TRANSPORT_SHUTS_OUT, -1);
+
+	(void)state;
+	expect_caps(world, 0, false, true);
+	expect_caps(world, 2, true, false);
+	close_world(world);
+	world = open_mixed(3, TRANSPORT_SHUTS_OUT, 2, TRANSPORT_SHUTS_OUT | TRANSPORT_PINS, -1);
+	expect_caps(world, 0, true, true);
+	close_world(world);
+	world = open_world(2, TRANSPORT_SHUTS_OUT, -1);
+	expect_caps(world, 0, true, false);
+	close_world(world);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(caps_of_two_networks),
 		cmocka_unit_test(told_death),
 		cmocka_unit_test(silent_death),
 		cmocka_unit_test(death_on_each_network),

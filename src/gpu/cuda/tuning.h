@@ -221,10 +221,10 @@ static inline struct gpu_launch ll_rule_two_sums(
 {
 	uint64_t bytes = (uint64_t)nr_tokens * result->row_bytes;
 
-	if (ll_rule_large(result) && !rows)
-		return ll_blocks(132, 16, nr_tokens <= 1024 ? 9 : 10);
 	if (ll_rule_large(result))
-		return rows > 1 ? ll_own_sums(ll_blocks(120, 16, 7)) : ll_blocks(120, 16, 10);
+		return rows > 1    ? ll_own_sums(ll_blocks(120, 16, 7))
+		       : rows == 1 ? ll_blocks(120, 16, 10)
+				   : ll_blocks(132, 16, nr_tokens <= 1024 ? 9 : 10);
 	if (rows > 2)
 		return ll_own_sums(bytes > 4 << 20 ? ll_blocks(124, 16, 7) : ll_blocks(132, 16, 8));
 	return ll_blocks(132, 16, 10);
