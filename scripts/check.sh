@@ -286,7 +286,7 @@ stage_torch() {
 stage_thread() {
 	local wanted
 
-	mapfile -t wanted < <(programs "$BUILD/thread" 'exchange/test_*' unit/test_boot unit/test_ring 'unit/test_engine_[!fm]*' unit/test_device_ring unit/test_weights device/test_device device/test_closing)
+	mapfile -t wanted < <(programs "$BUILD/thread" 'exchange/test_*' 'unit/test_boot*' unit/test_ring 'unit/test_engine_[!fm]*' unit/test_device_ring unit/test_weights device/test_device device/test_closing)
 	build thread "${THREAD[@]}" "${wanted[@]}" \
 		"$BUILD/thread/tests/transport/test_transport" "$BUILD/thread/tests/emulated/test_gates" "$BUILD/thread/emulated/libtern_cuda.so" "$BUILD/thread/emulated/libtern_bench_cuda.so"
 	# Of the shapes those with other ranks, experts or tokens: bytes of rows pass between ranks alike in all.
@@ -294,7 +294,7 @@ stage_thread() {
 	# Of chunks what threads differ in: who waits for whom.
 	test thread/exchange/test_chunks 300 env TERN_TEST_DIVISOR=32 TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1" "$BUILD/thread/tests/exchange/test_chunks" '*_*'
 	every thread 300 "$BUILD/thread" 'exchange/test_[!cs]*' env TERN_TEST_DIVISOR=32 TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1"
-	every thread 120 "$BUILD/thread" 'unit/test_boot' env TSAN_OPTIONS=halt_on_error=1
+	every thread 120 "$BUILD/thread" 'unit/test_boot*' env TSAN_OPTIONS=halt_on_error=1
 	every thread 300 "$BUILD/thread" 'unit/test_ring' env TERN_TEST_DIVISOR=8 TSAN_OPTIONS=halt_on_error=1
 	every thread 300 "$BUILD/thread" 'unit/test_engine_[!fmt]*' env TERN_TEST_DIVISOR=64 TSAN_OPTIONS=halt_on_error=1
 	test thread/unit/test_weights 300 env TERN_TEST_DIVISOR=8 TSAN_OPTIONS=halt_on_error=1 "$BUILD/thread/tests/unit/test_weights"

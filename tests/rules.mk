@@ -3,7 +3,7 @@
 # A test sees everything that has no main(): the library's inside, the test kit, the command, the model.
 INSIDE_SRC := $(LIB_SRC) $(TESTKIT_SRC) $(BENCH_SRC) $(SIM_SRC) $(SOAK_SRC) $(filter-out %/main.c,$(CLI_SRC) $(GEN_SRC)) \
 	      $(filter-out tests/exchange/test_% tests/faults/test_% tests/device/test_%,\
-	      tests/late.c $(wildcard tests/exchange/*.c tests/faults/*.c tests/engine/*.c tests/device/*.c))
+	      tests/late.c tests/unit/boot_ranks.c $(wildcard tests/exchange/*.c tests/faults/*.c tests/engine/*.c tests/device/*.c))
 TRANSPORT_SRC := $(filter-out tests/transport/cases_verbs%,$(wildcard tests/transport/*.c)) \
 	      $(if $(VERBS),$(filter-out %_none.c,$(wildcard tests/transport/cases_verbs*.c)),tests/transport/cases_verbs_none.c)
 INSIDE     := $(BUILD)/tests/libinside.a
